@@ -1,0 +1,47 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <concepts>
+#include <string_view>
+
+#include "outrider/core/space.hpp"
+#include "outrider/core/view.hpp"
+
+namespace outrider {
+
+/// How a program wants its ops to run. Every backend's context is constructible from it.
+struct execution {
+  unsigned threads = 0;  // 0 = one per core the process may use
+};
+
+/// What a backend is, besides its ops. A backend is an empty tag type; specialise this for it:
+///   using space     = where its tensors live (host_space, device_space)
+///   using context   = what its ops run with (threads, a stream); explicitly constructible from `execution`, passed to every op by
+///   reference.
+///                     One context serves one thread of the program at a time; `unsigned threads() const noexcept` says how many it uses.
+///   static std::string_view name() noexcept               "highway"
+///   static std::string_view simd() noexcept               what the ops run on: "AVX2", "scalar"
+/// A backend that changes a few ops of another one inherits all specialisations and overrides those.
+template <class Backend>
+struct backend_traits;
+
+template <class Backend>
+using space_of = typename backend_traits<Backend>::space;
+template <class Backend>
+using context_of = typename backend_traits<Backend>::context;
+
+template <class T, class Backend>
+using matrix_for = matrix_view<T, space_of<Backend>>;
+template <class W, class Backend>
+using weight_for = weight_view<W, space_of<Backend>>;
+
+/// A tag with a complete backend_traits specialisation.
+template <class B>
+concept backend_tag = requires(const context_of<B>& ctx) {
+  typename space_of<B>;
+  requires std::constructible_from<context_of<B>, execution>;
+  { backend_traits<B>::name() } -> std::convertible_to<std::string_view>;
+  { backend_traits<B>::simd() } -> std::convertible_to<std::string_view>;
+  { ctx.threads() } -> std::convertible_to<unsigned>;
+};
+
+}  // namespace outrider

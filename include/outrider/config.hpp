@@ -1,0 +1,15 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+/// Marks a function that device code may call as well: core formulas shared by host and device carry it.
+#if defined(__CUDACC__)
+#define OUTRIDER_HD __host__ __device__
+#else
+#define OUTRIDER_HD
+#endif
+
+/// Checks a precondition of the caller. Off by default, because ops are noexcept and hot; define it before the first include to hook in
+/// your own, for example `#define OUTRIDER_ASSERT(condition) assert(condition)`.
+#if !defined(OUTRIDER_ASSERT)
+#define OUTRIDER_ASSERT(condition) static_cast<void>(0)
+#endif

@@ -1,0 +1,33 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <stdexcept>
+#include <string>
+
+namespace outrider {
+
+/// What kind of thing went wrong, for programs; what() is the sentence for people: file, field, found, expected.
+enum class error_code {
+  file_not_found,       // a file or directory is missing or cannot be opened or mapped
+  file_malformed,       // bytes that are not what the format says: truncated, overlapping, oversized, not JSON
+  config_invalid,       // a configuration value of the wrong type or outside what is allowed
+  model_unsupported,    // a legal file of a family, activation or layout this library does not run
+  tensor_missing,       // a tensor the configuration asks for is not in the file
+  tensor_mismatch,      // a tensor with another shape or element type than the configuration asks for
+  pair_mismatch,        // target and assistant do not belong together
+  tokenizer_malformed,  // a tokenizer file that cannot be used
+  argument_invalid,     // a request outside what the call allows: token ids, lengths, counts
+  context_full,         // the sequence would outgrow the cache's limit
+  out_of_memory,        // storage could not be had
+};
+
+/// The one exception type of the library. Thrown at load and at the API boundary, never from an op or inside the decode loop.
+class error : public std::runtime_error {
+ public:
+  error(error_code code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  [[nodiscard]] error_code code() const noexcept { return code_; }
+
+ private:
+  error_code code_;
+};
+
+}  // namespace outrider
