@@ -115,6 +115,11 @@ concept has_gather_ids = requires(context_of<B>& ctx, matrix_for<token_id, B> ou
   noexcept->std::same_as<void>;
 };
 template <class B>
+concept has_scatter_logits =
+    requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x, matrix_for<const token_id, B> ids) {
+      { pointwise_ops<B>::scatter_logits(ctx, out, x, ids) } noexcept -> std::same_as<void>;
+    };
+template <class B>
 concept has_route_experts = requires(context_of<B>& ctx, matrix_for<std::int32_t, B> experts, matrix_for<float, B> weights,
                                      matrix_for<float, B> logits, const float* scales) {
   { pointwise_ops<B>::route_experts(ctx, experts, weights, logits, scales) }
@@ -144,7 +149,7 @@ concept linear_backend =
 template <class B>
 concept pointwise_backend =
     has_rms_norm<B> && has_rope_table<B> && has_rope<B> && has_gelu_mul<B> && has_add<B> && has_scale<B> && has_copy<B> && has_softcap<B> &&
-    has_top_k<B> && has_argmax<B> && has_mask<B> && has_gather_ids<B> && has_route_experts<B> && has_weighted_sum<B>;
+    has_top_k<B> && has_argmax<B> && has_mask<B> && has_gather_ids<B> && has_scatter_logits<B> && has_route_experts<B> && has_weighted_sum<B>;
 template <class B, class Kv>
 concept attention_backend = has_append<B, Kv> && has_attend<B, Kv>;
 
@@ -183,6 +188,7 @@ consteval bool check_pointwise() {
   static_assert(has_argmax<B>, "outrider: this backend lacks pointwise_ops<B>::argmax(ctx, out, x, ids) noexcept");
   static_assert(has_mask<B>, "outrider: this backend lacks pointwise_ops<B>::mask(ctx, x, ids, banned, count) noexcept");
   static_assert(has_gather_ids<B>, "outrider: this backend lacks pointwise_ops<B>::gather_ids(ctx, out, table, rows) noexcept");
+  static_assert(has_scatter_logits<B>, "outrider: this backend lacks pointwise_ops<B>::scatter_logits(ctx, out, x, ids) noexcept");
   static_assert(has_route_experts<B>,
                 "outrider: this backend lacks pointwise_ops<B>::route_experts(ctx, experts, weights, logits, scales) noexcept");
   static_assert(has_weighted_sum<B>, "outrider: this backend lacks pointwise_ops<B>::weighted_sum(ctx, out, x, weights) noexcept");

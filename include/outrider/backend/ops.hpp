@@ -69,6 +69,9 @@ struct linear_ops;
 ///
 /// gather_ids(ctx, out [m, s·w], table [c, w], rows [m, s])           out(r, j·w + i) = table(rows(r, j), i)
 ///
+/// scatter_logits(ctx, out [m, n], x [m, c], ids [m, c])              out(r) = min(x(r)) − 1 everywhere, then out(r, ids(r, j)) = x(r, j)
+///     The dense form of a sparse head's result. c >= 1.
+///
 /// route_experts(ctx, experts [m, s], weights [m, s], logits [m, e], scales [e])
 ///     p = softmax(logits) over all e experts; the s largest by falling p (ties: lowest expert first); weights = p / Σ p of the chosen,
 ///     then · scales[expert], so that the weights no longer sum to one. `logits` is overwritten.

@@ -22,6 +22,8 @@ struct rope_parameters {
   double fraction = 1;   // share of the head's pairs that rotate; the others keep frequency 0
   double factor = 1;     // divides every frequency
 
+  bool operator==(const rope_parameters&) const = default;
+
   /// [head_dim / 2] radians per position: theta^(−2i / head_dim) / factor for i < ⌊fraction · head_dim / 2⌋, then 0. The denominator is the
   /// whole head, not its rotated share.
   [[nodiscard]] std::vector<float> frequencies(std::size_t head_dim) const {
@@ -49,6 +51,7 @@ struct text_config {
   std::vector<attention_kind> layers;
   std::array<attention_shape, 2> attention{};  // by attention_kind
   std::size_t window = 0;                      // W: a sliding layer's query sees W positions, itself included
+  bool causal = true;                          // false: queries look ahead too, which nothing here runs; see require_runnable
   std::size_t kv_shared_layers = 0;            // the last n layers read the keys and values of an earlier one
   bool k_eq_v = false;                         // full layers: values start from the raw key projection, there is no v_proj
   bool double_wide_mlp = false;                // layers that share keys and values have twice the MLP width

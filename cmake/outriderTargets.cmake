@@ -1,0 +1,19 @@
+# outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+# What the two targets are: read by outrider's own build and by the installed outriderConfig.cmake, so that both mean the same.
+
+# The headers in `include_dir` and what they need.
+function(outrider_describe_library target include_dir)
+  target_compile_features(${target} INTERFACE cxx_std_20)
+  target_include_directories(${target} INTERFACE "${include_dir}")
+  target_link_libraries(${target} INTERFACE hwy::hwy Eigen3::Eigen OpenMP::OpenMP_CXX nlohmann_json::nlohmann_json)
+endfunction()
+
+# outrider::highway_dispatch: the kernels for every SIMD target, chosen at run time. Compiled in the build that uses it, with its compiler
+# and flags, and only if something links it.
+function(outrider_add_highway_dispatch source)
+  add_library(outrider_highway_dispatch STATIC EXCLUDE_FROM_ALL "${source}")
+  add_library(outrider::highway_dispatch ALIAS outrider_highway_dispatch)
+  target_compile_definitions(outrider_highway_dispatch PUBLIC OUTRIDER_HIGHWAY_DISPATCH)
+  target_link_libraries(outrider_highway_dispatch PUBLIC outrider::outrider)
+  set_target_properties(outrider_highway_dispatch PROPERTIES POSITION_INDEPENDENT_CODE ON)
+endfunction()

@@ -1,0 +1,78 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// SIMD on the CPU, for the instruction set the compiler was told to use. Portable programs use highway_dispatch.hpp instead.
+// A translation unit with a foreach_target.h of its own includes that first.
+#pragma once
+
+// One target only. Without this, Highway would also look at targets above the compiler's (and 1.0.3 refuses some -march=native).
+#if !defined(HWY_HIGHWAY_INCLUDED) && !defined(HWY_TARGETS) && !defined(HWY_COMPILE_ONLY_STATIC) && !defined(HWY_COMPILE_ONLY_SCALAR) && \
+    !defined(HWY_COMPILE_ONLY_EMU128)
+#define HWY_COMPILE_ONLY_STATIC
+#if defined(__ARM_FEATURE_SVE) && !defined(HWY_DISABLED_TARGETS)
+#define HWY_DISABLED_TARGETS (HWY_SVE | HWY_SVE2 | HWY_SVE_256 | HWY_SVE2_128)  // the kernels want vectors of a fixed size: NEON
+#endif
+#endif
+#include <hwy/detect_targets.h>
+
+#if HWY_STATIC_TARGET == HWY_SCALAR || HWY_STATIC_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_STATIC_TARGET > HWY_AVX2)
+#error "outrider: the compiler's target has no AVX2 (NEON on Arm): compile with -march=native (x86-64 since 2013: -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul; -march=haswell and -march=x86-64-v3 need -maes -mpclmul too), or choose the instruction set at run time with outrider/backend/highway_dispatch.hpp and one dispatch translation unit (CMake: link outrider::highway_dispatch)"
+#else
+
+#include <cstdint>
+#include <string_view>
+
+#include "outrider/backend/concepts.hpp"
+#include "outrider/backend/highway/ops.hpp"
+#include "outrider/backend/highway/table-inl.h"
+#include "outrider/backend/parallel.hpp"
+#include "outrider/backend/traits.hpp"
+
+namespace outrider {
+
+/// SIMD for one Highway target, on threads by the policy Parallel. The target is part of the type, so that translation units compiled for
+/// different instruction sets share no code.
+template <std::int64_t Target, class Parallel>
+struct basic_highway {};
+
+template <std::int64_t Target, class Parallel>
+class basic_highway_context {
+ public:
+  explicit basic_highway_context(execution how = {}) noexcept : threads_(how.threads == 0 ? Parallel::default_threads() : how.threads) {}
+  [[nodiscard]] unsigned threads() const noexcept { return threads_; }
+  [[nodiscard]] static const detail::kernel_table& kernels() noexcept { return *HWY_NAMESPACE::kernels(); }
+
+ private:
+  unsigned threads_;
+};
+
+template <std::int64_t Target, class Parallel>
+struct backend_traits<basic_highway<Target, Parallel>> {
+  static_assert(Target == HWY_STATIC_TARGET, "outrider: basic_highway exists for HWY_STATIC_TARGET only; other targets need highway_dispatch.hpp");
+  using space = host_space;
+  using context = basic_highway_context<Target, Parallel>;
+  static constexpr std::string_view name() noexcept { return "highway"; }
+  static std::string_view simd() noexcept { return context::kernels().target(); }
+};
+
+template <std::int64_t Target, class Parallel, detail::simd_weight W>
+struct linear_ops<basic_highway<Target, Parallel>, W> : detail::simd_linear<basic_highway_context<Target, Parallel>, Parallel, W> {};
+template <std::int64_t Target, class Parallel>
+struct pointwise_ops<basic_highway<Target, Parallel>> : detail::simd_pointwise<basic_highway_context<Target, Parallel>, Parallel> {};
+template <std::int64_t Target, class Parallel, detail::simd_kv Kv>
+struct attention_ops<basic_highway<Target, Parallel>, Kv> : detail::simd_attention<basic_highway_context<Target, Parallel>, Parallel, Kv> {};
+
+/// On the calling thread.
+using highway_serial = basic_highway<HWY_STATIC_TARGET, serial>;
+static_assert(check_backend<highway_serial>());
+
+/// On an OpenMP team where the compiler has OpenMP switched on, else on the calling thread.
+#if defined(_OPENMP)
+using highway = basic_highway<HWY_STATIC_TARGET, openmp>;
+static_assert(check_backend<highway>());
+#else
+using highway = highway_serial;
+#endif
+
+}  // namespace outrider
+
+#endif

@@ -1,0 +1,79 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// The few vector operations the kernels need beyond Highway 1.0.3, in a form that works on every later version too. Included once per
+// target, like all *-inl.h files: the guard follows Highway's toggle.
+#if defined(OUTRIDER_BACKEND_HIGHWAY_COMPAT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef OUTRIDER_BACKEND_HIGHWAY_COMPAT_INL_H_
+#undef OUTRIDER_BACKEND_HIGHWAY_COMPAT_INL_H_
+#else
+#define OUTRIDER_BACKEND_HIGHWAY_COMPAT_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "outrider/core/scalar.hpp"
+
+// Loops over accumulators must be unrolled at every optimisation level, or the accumulators live in memory.
+#if !defined(OUTRIDER_UNROLL)
+#if defined(__clang__)
+#define OUTRIDER_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define OUTRIDER_UNROLL _Pragma("GCC unroll 16")
+#else
+#define OUTRIDER_UNROLL
+#endif
+#endif
+
+HWY_BEFORE_NAMESPACE();
+namespace outrider {
+namespace HWY_NAMESPACE {
+
+namespace hn = hwy::HWY_NAMESPACE;
+
+static_assert(!HWY_HAVE_SCALABLE, "outrider: the kernels need vectors of a fixed size; on Arm, disable the SVE targets and use NEON");
+
+using floats = hn::ScalableTag<float>;
+using vec = hn::Vec<floats>;
+constexpr std::size_t lanes = HWY_MAX_BYTES / sizeof(float);
+
+/// Lanes p[0 … lanes - 1] as floats, exactly.
+HWY_INLINE vec load(const float* p) { return hn::LoadU(floats(), p); }
+HWY_INLINE vec load(const bf16* p) {
+  const hn::Rebind<std::uint16_t, floats> narrow;
+  const hn::Rebind<std::uint32_t, floats> wide;
+  return hn::BitCast(floats(), hn::ShiftLeft<16>(hn::PromoteTo(wide, hn::LoadU(narrow, &p->bits))));
+}
+HWY_INLINE vec load(const f16* p) {
+  const hn::Rebind<std::uint16_t, floats> narrow;
+  const hn::Rebind<hwy::float16_t, floats> half;
+  return hn::PromoteTo(floats(), hn::BitCast(half, hn::LoadU(narrow, &p->bits)));
+}
+
+/// The first n < lanes elements of p, the other lanes zero. Reads nothing behind p[n - 1], where a mapping may end or padding may be NaN.
+template <class T>
+HWY_INLINE vec load_first(const T* p, std::size_t n) {
+  HWY_ALIGN T lane[lanes] = {};
+  std::memcpy(static_cast<void*>(lane), p, n * sizeof(T));
+  return load(lane);
+}
+HWY_INLINE void store(vec v, float* p) { hn::StoreU(v, floats(), p); }
+HWY_INLINE void store_first(vec v, float* p, std::size_t n) {
+  HWY_ALIGN float lane[lanes];
+  hn::Store(v, floats(), lane);
+  std::memcpy(p, lane, n * sizeof(float));
+}
+
+HWY_INLINE vec zero() { return hn::Zero(floats()); }
+HWY_INLINE vec set(float value) { return hn::Set(floats(), value); }
+HWY_INLINE float sum_of_lanes(vec v) { return hn::GetLane(hn::SumOfLanes(floats(), v)); }
+HWY_INLINE float max_of_lanes(vec v) { return hn::GetLane(hn::MaxOfLanes(floats(), v)); }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace outrider
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,85 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// What the vector kernels look like from outside: plain functions of plain views, gathered in one table per SIMD target. Includes no Highway
+// header, so that a program which dispatches at run time pays for Highway in one translation unit only.
+#pragma once
+#include <concepts>
+#include <cstddef>
+
+#include "outrider/core/kv_view.hpp"
+#include "outrider/core/scalar.hpp"
+#include "outrider/core/view.hpp"
+
+namespace outrider::detail {
+
+/// The storage types the vector kernels widen to float.
+template <class W>
+concept simd_weight = std::same_as<W, float> || std::same_as<W, bf16> || std::same_as<W, f16>;
+/// The element types of a KV cache they read.
+template <class Kv>
+concept simd_kv = std::same_as<Kv, float> || std::same_as<Kv, bf16>;
+
+// Every kernel is serial and works on a range [begin, end) of outputs or on all rows of its views; the caller splits the work. What a range
+// leaves out it does not write, and no output depends on where a range begins.
+
+template <class W>
+struct linear_kernels {
+  /// out[i][c] = x[i] · w(c) for i < rows and begin <= c < end.
+  void (*matmul)(float* const* out, const float* const* x, std::size_t rows, weight_view<W> w, std::size_t begin, std::size_t end) noexcept;
+  /// out[j] = x · w(ids[j]) for begin <= j < end.
+  void (*gathered)(float* out, const float* x, weight_view<W> w, const token_id* ids, std::size_t begin, std::size_t end) noexcept;
+  /// out [n] = w [n] · factor
+  void (*widen)(float* out, const W* w, std::size_t n, float factor) noexcept;
+};
+
+/// The ops of pointwise_ops that touch enough elements to be worth a vector kernel, with the same meaning.
+struct pointwise_kernels {
+  void (*rms_norm)(matrix_view<float> out, matrix_view<const float> x, const float* weight, float eps) noexcept;
+  /// x [m·heads, 2h] with the rows first … first + x.rows - 1 of the whole: row r uses row (first + r) / heads of the tables.
+  void (*rope)(matrix_view<float> x, matrix_view<const float> cos, matrix_view<const float> sin, std::size_t first, std::size_t heads) noexcept;
+  void (*gelu_mul)(matrix_view<float> out, matrix_view<const float> gate, matrix_view<const float> up) noexcept;
+  void (*add)(matrix_view<float> out, matrix_view<const float> x, matrix_view<const float> y) noexcept;
+  void (*scale)(matrix_view<float> out, matrix_view<const float> x, float factor) noexcept;
+  void (*softcap)(matrix_view<float> out, matrix_view<const float> x, float cap) noexcept;
+  void (*argmax)(token_id* out, matrix_view<const float> x, matrix_view<const token_id> ids) noexcept;
+  void (*weighted_sum)(matrix_view<float> out, matrix_view<const float> x, matrix_view<const float> weights) noexcept;
+};
+
+template <class Kv>
+struct attention_kernels {
+  /// The pairs (row, query head) begin … end - 1, counted KV head by KV head, in each row by row, in each head by head of its group.
+  void (*attend)(matrix_view<float> out, matrix_view<const float> q, kv_view<const Kv> cache, key_window window, std::size_t begin,
+                 std::size_t end) noexcept;
+};
+
+/// All kernels of one SIMD target.
+struct kernel_table {
+  const char* (*target)() noexcept;  // "AVX2"
+  linear_kernels<float> linear_f32;
+  linear_kernels<bf16> linear_bf16;
+  linear_kernels<f16> linear_f16;
+  pointwise_kernels pointwise;
+  attention_kernels<float> attention_f32;
+  attention_kernels<bf16> attention_bf16;
+
+  template <simd_weight W>
+  [[nodiscard]] constexpr const linear_kernels<W>& linear() const noexcept {
+    if constexpr (std::same_as<W, float>) {
+      return linear_f32;
+    } else if constexpr (std::same_as<W, bf16>) {
+      return linear_bf16;
+    } else {
+      return linear_f16;
+    }
+  }
+  template <simd_kv Kv>
+  [[nodiscard]] constexpr const attention_kernels<Kv>& attention() const noexcept {
+    if constexpr (std::same_as<Kv, float>) {
+      return attention_f32;
+    } else {
+      return attention_bf16;
+    }
+  }
+};
+
+}  // namespace outrider::detail

@@ -1,0 +1,57 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <array>
+#include <cstddef>
+#include <cstdint>
+
+namespace outrider {
+
+/// The most drafts a round may have.
+inline constexpr std::size_t max_draft_length = 16;
+
+/// What a generation did. A round is a target pass with drafts; the prompt's own passes are counted nowhere.
+struct statistics {
+  std::size_t prompt_tokens = 0;
+  std::size_t tokens = 0;  // emitted
+  /// passes[k][m]: target passes with k drafts of which m were accepted and emitted; passes[0][0] are the plain ones.
+  std::array<std::array<std::size_t, max_draft_length + 1>, max_draft_length + 1> passes{};
+  double prefill_seconds = 0, draft_seconds = 0, verify_seconds = 0;  // verify: target passes and choosing, plain ones included
+  double decode_seconds = 0;                                          // everything after the prompt, the caller's callback included
+
+  [[nodiscard]] std::size_t plain_passes() const noexcept { return passes[0][0]; }
+  [[nodiscard]] std::size_t rounds() const noexcept { return sum_from(1, 0); }
+  [[nodiscard]] std::size_t drafted() const noexcept {
+    std::size_t sum = 0;
+    for (std::size_t i = 1; i <= max_draft_length; ++i) sum += drafted_at(i);
+    return sum;
+  }
+  [[nodiscard]] std::size_t accepted() const noexcept {
+    std::size_t sum = 0;
+    for (std::size_t i = 1; i <= max_draft_length; ++i) sum += accepted_at(i);
+    return sum;
+  }
+  /// Rounds that drafted, accepted at least i tokens; i from 1.
+  [[nodiscard]] std::size_t drafted_at(std::size_t i) const noexcept { return sum_from(i, 0); }
+  [[nodiscard]] std::size_t accepted_at(std::size_t i) const noexcept { return sum_from(i, i); }
+  /// accepted / drafted; 0 without drafts.
+  [[nodiscard]] double acceptance_rate() const noexcept { return ratio(accepted(), drafted()); }
+  /// Mean tokens of a round, the target's own included: 1 + accepted / rounds.
+  [[nodiscard]] double tokens_per_round() const noexcept { return 1 + ratio(accepted(), rounds()); }
+  /// Tokens per target pass; the prompt's pass yields the first token.
+  [[nodiscard]] double tokens_per_pass() const noexcept { return ratio(tokens, 1 + rounds() + plain_passes()); }
+  /// Tokens per second after the prompt; 0 if nothing was decoded.
+  [[nodiscard]] double tokens_per_second() const noexcept {
+    return tokens > 1 && decode_seconds > 0 ? static_cast<double>(tokens - 1) / decode_seconds : 0;
+  }
+
+ private:
+  [[nodiscard]] std::size_t sum_from(std::size_t least_drafts, std::size_t least_accepted) const noexcept {
+    std::size_t sum = 0;
+    for (std::size_t k = least_drafts; k <= max_draft_length; ++k)
+      for (std::size_t m = least_accepted; m <= k; ++m) sum += passes[k][m];
+    return sum;
+  }
+  [[nodiscard]] static double ratio(std::size_t a, std::size_t b) noexcept { return b == 0 ? 0 : static_cast<double>(a) / static_cast<double>(b); }
+};
+
+}  // namespace outrider

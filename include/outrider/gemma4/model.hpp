@@ -1,0 +1,192 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "outrider/error.hpp"
+#include "outrider/gemma4/block.hpp"
+#include "outrider/gemma4/config.hpp"
+#include "outrider/gemma4/weights.hpp"
+#include "outrider/layers/embedding.hpp"
+#include "outrider/layers/head.hpp"
+#include "outrider/layers/kv_cache.hpp"
+
+namespace outrider::gemma4 {
+
+/// What a pass hands back: views into the workspace, valid until its next pass.
+template <class B>
+struct forward_result {
+  matrix_for<float, B> logits;        // [wanted, V], soft-capped; may be overwritten by processors
+  matrix_for<const float, B> hidden;  // [wanted, H], after the final norm: what the drafter reads
+};
+
+/// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a time.
+template <class B>
+struct workspace {
+  scratch<token_id, B> ids;
+  scratch<std::int32_t, B> positions;
+  scratch<float, B> stream, per_layer, per_layer_tokens, hidden, logits;
+  std::array<rope_table<B>, 2> rope;  // by attention_kind
+  block_scratch<B> block;
+
+  workspace(const text_config& c, std::size_t max_rows, std::size_t max_wanted)
+      : ids(max_rows, 1),
+        positions(max_rows, 1),
+        stream(max_rows, c.hidden_size),
+        per_layer(max_rows, c.layer_count() * c.ple_width),
+        per_layer_tokens(max_rows, c.layer_count() * c.ple_width),
+        hidden(max_wanted, c.hidden_size),
+        logits(max_wanted, c.vocab_size),
+        block(c, max_rows) {
+    for (const attention_kind kind : attention_kinds) rope[static_cast<std::size_t>(kind)] = rope_table<B>(max_rows, c.shape(kind).head_dim);
+  }
+};
+
+/// A Gemma 4 target: immutable, so one model may serve any number of sequences and threads at once. Weights stay in their file.
+template <backend B>
+class model {
+ public:
+  using backend_type = B;
+
+  /// Finds all weights. Errors: tensor_missing, tensor_mismatch, model_unsupported.
+  model(text_config config, std::shared_ptr<const io::tensor_set> tensors)
+      : config_(std::move(config)), store_(tensors, prefix_of(*tensors)), final_norm_{nullptr, static_cast<float>(config_.rms_norm_eps)} {
+    const text_config& c = config_;
+    if (c.kv_shared_layers >= c.layer_count())
+      throw error(error_code::model_unsupported, store_.source() + ": all " + std::to_string(c.layer_count()) +
+                                                     " layers share keys and values of others: this is a drafter, not a target");
+    if (!c.causal) throw error(error_code::model_unsupported, store_.source() + ": the model is bidirectional, it cannot be decoded");
+    if (c.ple_width != 0 && c.ple_vocab_size < c.vocab_size)
+      throw error(error_code::model_unsupported, store_.source() + ": the per-layer table has " + std::to_string(c.ple_vocab_size) +
+                                                     " rows, fewer than the vocabulary's " + std::to_string(c.vocab_size));
+    const weight<B> table = store_.matrix("embed_tokens.weight", c.vocab_size, c.hidden_size);
+    embed_tokens_ = embedding<B>::scaled_by_root(table, c.hidden_size);
+    final_norm_.weight = store_.vector("norm.weight", c.hidden_size);
+    head_ = {linear<B>{c.tied_head ? table : weight_store<B>(tensors, "").matrix("lm_head.weight", c.vocab_size, c.hidden_size)},
+             static_cast<float>(c.softcap)};
+    if (c.ple_width != 0) {
+      const std::size_t width = c.layer_count() * c.ple_width;
+      per_layer_tokens_ = embedding<B>::scaled_by_root(store_.matrix("embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
+      per_layer_projection_ = {store_.matrix("per_layer_model_projection.weight", width, c.hidden_size)};
+      per_layer_norm_ = {store_.vector("per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
+    }
+    for (const attention_kind kind : attention_kinds) {
+      const attention_shape& shape = c.shape(kind);
+      frequencies_[static_cast<std::size_t>(kind)] = store_.keep(shape.rope.frequencies(shape.head_dim));
+    }
+    layers_.reserve(c.layer_count());
+    for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(store_, c, i));
+  }
+
+  [[nodiscard]] const text_config& config() const noexcept { return config_; }
+
+  /// The layers a kv_cache for this model must have: those that own keys and values, in order.
+  [[nodiscard]] std::vector<kv_layer_shape> kv_layers() const {
+    std::vector<kv_layer_shape> shapes;
+    for (std::size_t i = 0; i < config_.first_shared(); ++i) {
+      const attention_shape& shape = config_.shape_of(i);
+      shapes.push_back({shape.kv_heads, shape.head_dim, config_.layers[i] == attention_kind::sliding ? config_.window : 0});
+    }
+    return shapes;
+  }
+
+  /// One pass over tokens [m], placed behind the positions the cache holds; their keys and values become pending in it. The last `wanted`
+  /// rows yield logits and hidden states. Row r's results have the same bits whatever m and `wanted` are (for row_kind::decode).
+  /// Preconditions: ids in [0, V); m within the workspace and the cache's max_rows; wanted <= m.
+  /// Errors, before anything is written: context_full, argument_invalid from the cache.
+  template <class Kv, class Observer = no_observer>
+  forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, kv_cache<B, Kv>& cache, std::span<const token_id> tokens, std::size_t wanted,
+                            row_kind rows, Observer&& observe = {}) const {
+    const text_config& c = config_;
+    const std::size_t m = tokens.size(), first = cache.committed() + cache.pending();
+    cache.extend(m);
+
+    const auto ids = ws.ids.view(m, 1);
+    const auto positions = ws.positions.view(m, 1);
+    for (std::size_t r = 0; r < m; ++r) {
+      ids(r, 0) = tokens[r];
+      positions(r, 0) = static_cast<std::int32_t>(first + r);
+    }
+    std::array<rope_rows<B>, 2> rope;
+    for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, positions.data, m, frequencies_[kind]);
+
+    auto h = ws.stream.view(m, c.hidden_size);
+    embed_tokens_.forward(ctx, h, ids.data);
+    observe(stage::embedding, 0, h);
+    auto per_layer = ws.per_layer.view(m, c.layer_count() * c.ple_width);
+    if (c.ple_width != 0) {
+      per_layer_inputs(ctx, ws, per_layer, h, ids.data, rows);
+      observe(stage::per_layer_inputs, 0, per_layer);
+    }
+
+    // From the first sharing layer on no keys are written any more, so rows that nobody wants can stop there.
+    key_window causal{first + 1, key_window::unlimited};
+    for (std::size_t i = 0; i < c.layer_count(); ++i) {
+      if (i == c.first_shared() && wanted != m) {
+        h = h.last_rows(wanted);
+        per_layer = per_layer.last_rows(wanted);
+        for (rope_rows<B>& table : rope) table = table.last_rows(wanted);
+        causal.first_end += m - wanted;
+        if (wanted == 0) break;
+      }
+      const attention_kind kind = c.layers[i];
+      layer_keys<B, Kv> keys;
+      if (c.owns_kv(i)) keys.own = cache.layer(i);
+      keys.read = cache.layer(c.owns_kv(i) ? i : c.donor(kind));
+      keys.first = first;
+      keys.window = {causal.first_end, kind == attention_kind::sliding ? c.window : key_window::unlimited};
+      layers_[i].forward(ctx, ws.block, h, per_layer.slice_cols(i * c.ple_width, c.ple_width), rope[static_cast<std::size_t>(kind)], keys, rows,
+                         observe);
+    }
+
+    const auto hidden = ws.hidden.view(wanted, c.hidden_size), logits = ws.logits.view(wanted, c.vocab_size);
+    if (wanted != 0) {
+      final_norm_.forward(ctx, hidden, h.last_rows(wanted));
+      head_.forward(ctx, logits, hidden);
+    }
+    return {logits, hidden};
+  }
+
+  /// The scaled embedding of one token, out [1, H]: half of a drafter's input.
+  void embed(context_of<B>& ctx, matrix_for<float, B> out, const token_id* id) const noexcept { embed_tokens_.forward(ctx, out, id); }
+
+ private:
+  static std::string prefix_of(const io::tensor_set& tensors) {
+    for (const char* prefix : {"model.language_model.", "model."})
+      if (tensors.find(std::string(prefix) + "embed_tokens.weight")) return prefix;
+    throw error(error_code::tensor_missing, tensors.source() + ": neither 'model.embed_tokens.weight' nor 'model.language_model.embed_tokens.weight' is there");
+  }
+
+  /// out [m, L · P]: U = (norm(Wc x₀ · H^(−1/2)) + √P · Ep[id]) · 2^(−1/2), from the scaled embedding x₀ [m, H].
+  void per_layer_inputs(context_of<B>& ctx, workspace<B>& ws, matrix_for<float, B> out, matrix_for<const float, B> x0, const token_id* ids,
+                        row_kind rows) const noexcept {
+    using pointwise = pointwise_ops<B>;
+    const auto tokens = ws.per_layer_tokens.view(out.rows, out.cols);
+    per_layer_tokens_.forward(ctx, tokens, ids);
+    per_layer_projection_.forward(ctx, out, x0, rows);
+    pointwise::scale(ctx, out, out, static_cast<float>(1 / std::sqrt(static_cast<double>(x0.cols))));
+    per_layer_norm_.forward(ctx, out.split_cols(config_.ple_width), out.split_cols(config_.ple_width));
+    pointwise::add(ctx, out, out, tokens);
+    pointwise::scale(ctx, out, out, static_cast<float>(std::sqrt(0.5)));
+  }
+
+  text_config config_;
+  weight_store<B> store_;
+  embedding<B> embed_tokens_;
+  embedding<B> per_layer_tokens_;
+  linear<B> per_layer_projection_;
+  norm<B> per_layer_norm_;
+  std::vector<decoder_layer<B>> layers_;
+  norm<B> final_norm_;
+  dense_head<B> head_;
+  std::array<const float*, 2> frequencies_{};  // [head_dim / 2] by attention_kind
+};
+
+}  // namespace outrider::gemma4

@@ -1,0 +1,114 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+
+#include "outrider/error.hpp"
+#include "outrider/gemma4/assistant.hpp"
+#include "outrider/gemma4/model.hpp"
+
+namespace outrider::gemma4 {
+
+struct session_options {
+  std::size_t max_draft = 16;      // most drafts a verify pass may carry
+  std::size_t prompt_chunk = 128;  // prompt rows per pass; part of the configuration, since prompts may round differently by chunk
+  std::size_t max_positions = 0;   // limit of the sequence; 0 = what the model was made for
+};
+
+/// One sequence on one model: its cache, its workspace, and the results of its last pass. This is the target the decoding loops of decode/
+/// drive. Borrows the model and the context; one thread at a time.
+template <backend B, class Kv = float>
+class session {
+ public:
+  using backend_type = B;
+  using kv_type = Kv;
+
+  /// Errors: argument_invalid for a zero chunk, out_of_memory.
+  session(const model<B>& target, context_of<B>& ctx, session_options options = {})
+      : model_(&target),
+        ctx_(&ctx),
+        options_(checked(options)),
+        workspace_(target.config(), max_rows(), options_.max_draft + 1),
+        cache_(target.kv_layers(), max_rows(), options_.max_positions ? options_.max_positions : target.config().max_positions) {}
+
+  [[nodiscard]] const text_config& config() const noexcept { return model_->config(); }
+  [[nodiscard]] context_of<B>& context() const noexcept { return *ctx_; }
+  [[nodiscard]] std::size_t vocab_size() const noexcept { return config().vocab_size; }
+  [[nodiscard]] std::size_t max_draft() const noexcept { return options_.max_draft; }
+  [[nodiscard]] std::size_t max_positions() const noexcept { return cache_.max_positions(); }
+  /// Positions whose keys are committed: 0 … committed() - 1.
+  [[nodiscard]] std::size_t committed() const noexcept { return cache_.committed(); }
+  [[nodiscard]] const kv_cache<B, Kv>& cache() const noexcept { return cache_; }
+
+  /// Takes the memory that `positions` positions need, so that no later call allocates. Errors: context_full, out_of_memory.
+  void reserve(std::size_t positions) { cache_.reserve(positions); }
+  /// Starts an empty sequence; memory is kept.
+  void clear() noexcept {
+    cache_.clear();
+    result_ = {};
+  }
+
+  /// Processes and commits tokens, a chunk per pass. logits() and hidden() are then one row, that of the last token.
+  /// Precondition: at least one token, all in [0, V). Errors: context_full before anything is written.
+  void prefill(std::span<const token_id> tokens) {
+    cache_.rollback();
+    reserve(committed() + tokens.size());
+    for (std::size_t begin = 0; begin < tokens.size();) {
+      const std::size_t m = (std::min)(options_.prompt_chunk, tokens.size() - begin);
+      const std::size_t wanted = begin + m == tokens.size() ? 1 : 0;
+      result_ = model_->forward(*ctx_, workspace_, cache_, tokens.subspan(begin, m), wanted, row_kind::prompt);
+      cache_.commit(m);
+      begin += m;
+    }
+    last_row_ = 0;
+  }
+
+  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a
+  /// row for each token.
+  void verify(std::span<const token_id> tokens) {
+    cache_.rollback();
+    result_ = model_->forward(*ctx_, workspace_, cache_, tokens, tokens.size(), row_kind::decode);
+    last_row_ = tokens.size() - 1;
+  }
+  /// Keeps the keys of the first `rows` >= 1 tokens of the last verify() and forgets the others; hidden() is then the last kept row.
+  void commit(std::size_t rows) {
+    cache_.commit(rows);
+    last_row_ = rows - 1;
+  }
+
+  /// [rows of the last pass, V], soft-capped. Mutable: processors work in place.
+  [[nodiscard]] matrix_for<float, B> logits() const noexcept { return result_.logits; }
+  /// [1, H]: the state after the final norm of the last committed position.
+  [[nodiscard]] matrix_for<const float, B> hidden() const noexcept { return result_.hidden.slice_rows(last_row_, 1); }
+  /// The donors' keys and values, read by the drafter where they are.
+  [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept {
+    shared_kv<Kv, space_of<B>> keys;
+    for (const attention_kind kind : attention_kinds) {
+      const std::size_t donor = config().donor(kind);
+      if (donor < config().layer_count()) keys.layers[static_cast<std::size_t>(kind)] = cache_.layer(donor);
+    }
+    keys.committed = committed();
+    return keys;
+  }
+  /// out [1, H]: the scaled embedding of one token.
+  void embed(matrix_for<float, B> out, token_id id) const noexcept { model_->embed(*ctx_, out, &id); }
+
+ private:
+  static session_options checked(session_options options) {
+    if (options.prompt_chunk == 0) throw error(error_code::argument_invalid, "outrider: a prompt chunk of 0 rows; at least 1 is needed");
+    return options;
+  }
+  [[nodiscard]] std::size_t max_rows() const noexcept { return (std::max)(options_.prompt_chunk, options_.max_draft + 1); }
+
+  const model<B>* model_;
+  context_of<B>* ctx_;
+  session_options options_;
+  workspace<B> workspace_;
+  kv_cache<B, Kv> cache_;
+  forward_result<B> result_;
+  std::size_t last_row_ = 0;
+};
+
+}  // namespace outrider::gemma4

@@ -1,0 +1,170 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "outrider/backend/traits.hpp"
+#include "outrider/core/extents.hpp"
+#include "outrider/core/kv_view.hpp"
+#include "outrider/core/space.hpp"
+#include "outrider/core/storage.hpp"
+#include "outrider/error.hpp"
+
+namespace outrider {
+
+/// What a cache must know of a layer that owns keys and values.
+struct kv_layer_shape {
+  std::size_t heads = 0, head_dim = 0;
+  std::size_t window = 0;  // W: positions a row sees, itself included; 0 = all of them
+};
+
+/// Keys and values of one sequence: its layers, its length, its memory. The bytes themselves are written and read by attention_ops through
+/// layer(); the cache decides which positions exist.
+///
+///     0 … committed − 1                       positions that stay
+///     committed … committed + pending − 1     positions of the pass at work; commit() keeps the first of them and forgets the others
+///
+/// Full layers grow by blocks of `block_rows` slots. Sliding layers are rings of W + max_rows slots, because with C committed and r pending
+/// positions a ring of R slots holds positions C + r − R … C + r − 1, and of these
+///   * row i of the pass sees C + i − W + 1 … C + i, the oldest being C − W + 1:                                  R >= W − 1 + r
+///   * after commit(m), m >= 1, the drafter sees the last W + 1 committed keys, the oldest being C + m − W − 1:   R >= W + r
+/// So R = W + max_rows serves prompt chunks of max_rows rows and verify passes of max_rows − 1 drafts (W + 1 + drafts slots): a rejected
+/// row never took the place of a key that is seen again. Exactly W slots would not do. After rollback() the next row still finds all it
+/// sees, since R >= W − 1 + r; the drafter's oldest key is gone only if all max_rows rows were pending.
+///
+/// Movable; a view of layer() stays valid until the cache's memory dies, across growth and moves. One thread at a time.
+template <backend_tag B, class Kv>
+class kv_cache {
+  static_assert(host_accessible<space_of<B>>, "outrider: kv_cache fills its block tables on the host, this backend's memory is elsewhere");
+
+ public:
+  using view = kv_view<Kv, space_of<B>>;
+  using const_view = kv_view<const Kv, space_of<B>>;
+  static constexpr std::size_t block_rows = 256;  // slots per block of a full layer
+
+  /// max_rows: most positions that may be pending at once, max(prompt chunk, max_draft + 1). max_positions: limit of the sequence.
+  /// Rings are allocated here (no longer than max_positions), blocks of full layers by reserve().
+  /// Throws argument_invalid if a count other than `window` is 0, out_of_memory.
+  kv_cache(std::span<const kv_layer_shape> layers, std::size_t max_rows, std::size_t max_positions)
+      : max_rows_(max_rows), max_positions_(max_positions) {
+    if (max_rows == 0 || max_positions == 0)
+      throw error(error_code::argument_invalid, "outrider: a cache of " + std::to_string(max_rows) + " rows a pass and " +
+                                                    std::to_string(max_positions) + " positions holds nothing; both must be at least 1");
+    table_rows_ = (max_positions - 1) / block_rows + 1;
+    table_ = matrix<Kv*, host_space>(layers.size(), table_rows_);
+    layers_.reserve(layers.size());
+    memory_.reserve(layers.size());
+    for (const kv_layer_shape& shape : layers) {
+      if (shape.heads == 0 || shape.head_dim == 0)
+        throw error(error_code::argument_invalid, "outrider: cache layer " + std::to_string(layers_.size()) + " has " +
+                                                      std::to_string(shape.heads) + " heads of size " + std::to_string(shape.head_dim) +
+                                                      "; both must be at least 1");
+      Kv** const table = table_of(layers_.size());
+      if (shape.window == 0) {
+        const auto sum = checked_add(growth_, elements(shape, block_rows));
+        if (!sum) throw too_large();
+        growth_ = *sum;
+        layers_.push_back({table, block_rows, 0, shape.heads, shape.head_dim});
+      } else {
+        const std::size_t rows = (std::min)(checked_add(shape.window, max_rows).value_or(max_positions), max_positions);
+        table[0] = memory_.emplace_back(elements(shape, rows)).data();
+        layers_.push_back({table, rows, rows, shape.heads, shape.head_dim});
+      }
+    }
+    if (growth_ != 0) memory_.reserve(memory_.size() + table_rows_);
+  }
+
+  kv_cache(kv_cache&&) noexcept = default;  // the source may then be destroyed or assigned to, nothing else
+  kv_cache& operator=(kv_cache&&) noexcept = default;
+
+  /// Positions that stay: 0 … committed() − 1. The next pass begins at position committed().
+  [[nodiscard]] std::size_t committed() const noexcept { return committed_; }
+  /// Positions of the pass at work, after the committed ones.
+  [[nodiscard]] std::size_t pending() const noexcept { return pending_; }
+  [[nodiscard]] std::size_t max_rows() const noexcept { return max_rows_; }
+  [[nodiscard]] std::size_t max_positions() const noexcept { return max_positions_; }
+  [[nodiscard]] std::size_t layer_count() const noexcept { return layers_.size(); }
+  /// Bytes of keys and values held, used or not.
+  [[nodiscard]] std::size_t bytes() const noexcept {
+    std::size_t sum = 0;
+    for (const auto& piece : memory_) sum += piece.size() * sizeof(Kv);
+    return sum;
+  }
+
+  /// Makes room for positions 0 … positions − 1: the only call after construction that allocates, at most once. Existing bytes and views
+  /// stay. Throws context_full beyond max_positions, out_of_memory; the cache is then unchanged.
+  void reserve(std::size_t positions) {
+    if (positions > max_positions_)
+      throw error(error_code::context_full, "outrider: the sequence would have " + std::to_string(positions) +
+                                                " positions, its cache is limited to " + std::to_string(max_positions_));
+    const std::size_t needed = divide_up(positions, block_rows);
+    if (needed <= blocks_held_ || growth_ == 0) return;
+    const auto size = checked_multiply(growth_, needed - blocks_held_);
+    if (!size) throw too_large();
+    // One piece holds the new blocks of all layers, so that there is no state between none and all. Its place in memory_ is reserved.
+    Kv* next = memory_.emplace_back(*size).data();
+    for (; blocks_held_ < needed; ++blocks_held_)
+      for (std::size_t i = 0; i < layers_.size(); ++i) {
+        if (layers_[i].ring_rows != 0) continue;
+        table_of(i)[blocks_held_] = next;
+        next += 2 * layers_[i].heads * block_rows * layers_[i].head_dim;
+      }
+  }
+
+  /// Opens `rows` more pending positions behind the last one, with reserve() if need be; their bytes are whatever was there before.
+  /// Throws argument_invalid if more than max_rows would be pending, context_full beyond max_positions, out_of_memory; the cache is then
+  /// unchanged.
+  void extend(std::size_t rows) {
+    if (rows > max_rows_ - pending_)
+      throw error(error_code::argument_invalid, "outrider: " + std::to_string(rows) + " more rows with " + std::to_string(pending_) +
+                                                    " pending, the cache was made for " + std::to_string(max_rows_) + " a pass");
+    reserve(committed_ + pending_ + rows);
+    pending_ += rows;
+  }
+
+  /// Keeps the first `rows` pending positions and forgets the others. Throws argument_invalid if fewer are pending.
+  void commit(std::size_t rows) {
+    if (rows > pending_)
+      throw error(error_code::argument_invalid,
+                  "outrider: " + std::to_string(rows) + " rows to commit, " + std::to_string(pending_) + " are pending");
+    committed_ += rows;
+    pending_ = 0;
+  }
+
+  /// Forgets all pending positions.
+  void rollback() noexcept { pending_ = 0; }
+
+  /// An empty sequence; the memory is kept.
+  void clear() noexcept { committed_ = pending_ = 0; }
+
+  /// Keys and values of a layer, index < layer_count(). Positions at or beyond committed + pending are not to be read.
+  [[nodiscard]] view layer(std::size_t index) noexcept { return layers_[index]; }
+  [[nodiscard]] const_view layer(std::size_t index) const noexcept { return layers_[index]; }
+
+ private:
+  [[nodiscard]] static error too_large() {
+    return {error_code::out_of_memory, "outrider: the keys and values of the cache do not fit into an address"};
+  }
+  /// Elements of a block of `rows` slots, keys and values.
+  [[nodiscard]] static std::size_t elements(const kv_layer_shape& shape, std::size_t rows) {
+    const auto width = checked_multiply(shape.heads, shape.head_dim);
+    const auto both = width ? checked_multiply(*width, 2) : width;
+    const auto size = both ? checked_multiply(*both, rows) : both;
+    if (!size) throw too_large();
+    return *size;
+  }
+  [[nodiscard]] Kv** table_of(std::size_t layer) noexcept { return table_.view().row(layer); }
+
+  std::size_t max_rows_, max_positions_, committed_ = 0, pending_ = 0;
+  std::size_t growth_ = 0, blocks_held_ = 0;     // elements of one more block in every full layer; such blocks so far
+  std::size_t table_rows_ = 0;                   // blocks a full layer has at max_positions
+  matrix<Kv*, host_space> table_;                // [layers, table_rows_], never moves in memory: views point into it
+  std::vector<view> layers_;                     // handed out by layer()
+  std::vector<buffer<Kv, space_of<B>>> memory_;  // rings, then what each reserve() added
+};
+
+}  // namespace outrider

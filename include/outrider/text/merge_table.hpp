@@ -1,0 +1,93 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <queue>
+#include <utility>
+#include <vector>
+
+#include "outrider/core/scalar.hpp"
+
+namespace outrider {
+
+/// The merges of a byte-pair encoding, best first: a merge's place in the list is its rank. Immutable.
+class merge_table {
+ public:
+  struct merge {
+    token_id left, right, result;  // >= 0
+  };
+
+  merge_table() = default;
+  /// Of merges with the same parts the first one counts. Fewer than 2^31 of them.
+  explicit merge_table(std::vector<merge> merges) : merges_(std::move(merges)), index_(std::bit_ceil(2 * merges_.size()), nothing) {
+    for (std::size_t rank = 0; rank < merges_.size(); ++rank) {
+      std::uint32_t& slot = index_[slot_of(merges_[rank].left, merges_[rank].right)];
+      if (slot == nothing) slot = static_cast<std::uint32_t>(rank);
+    }
+  }
+
+  [[nodiscard]] const std::vector<merge>& merges() const noexcept { return merges_; }
+
+  /// Merges adjacent symbols until no pair is in the table: always the pair of the lowest rank, the leftmost of equals. In place.
+  /// O(n log n) for n symbols, fewer than 2^32.
+  void apply(std::vector<token_id>& symbols) const {
+    const std::size_t size = symbols.size();
+    if (size < 2 || merges_.empty()) return;
+    // A list over the symbols. A symbol that was merged into its left neighbour is marked gone; place `size` is the end on both sides.
+    std::vector<std::uint32_t> next(size + 1), previous(size + 1);
+    for (std::size_t i = 0; i <= size; ++i) {
+      next[i] = static_cast<std::uint32_t>(i == size ? size : i + 1);
+      previous[i] = static_cast<std::uint32_t>(i == 0 ? size : i - 1);
+    }
+    symbols.push_back(gone);
+
+    // Candidates rank · 2^32 + place of the left part: the least is the lowest rank, then the leftmost.
+    std::vector<std::uint64_t> found;
+    found.reserve(size);
+    for (std::size_t i = 0; i + 1 < size; ++i)
+      if (const std::uint32_t rank = rank_of(symbols[i], symbols[i + 1]); rank != nothing) found.push_back(std::uint64_t{rank} << 32 | i);
+    std::priority_queue candidates(std::greater<std::uint64_t>{}, std::move(found));
+
+    while (!candidates.empty()) {
+      const std::size_t left = candidates.top() & 0xffffffffu;
+      const merge& step = merges_[candidates.top() >> 32];
+      candidates.pop();
+      const std::size_t right = next[left];
+      // A candidate is stale when one of its symbols has been merged since: the pair at its place is another one now.
+      if (symbols[left] != step.left || symbols[right] != step.right) continue;
+      symbols[left] = step.result;
+      symbols[right] = gone;
+      next[left] = next[right];
+      previous[next[left]] = static_cast<std::uint32_t>(left);
+      for (const std::size_t place : {std::size_t{previous[left]}, left})
+        if (const std::uint32_t rank = rank_of(symbols[place], symbols[next[place]]); rank != nothing)
+          candidates.push(std::uint64_t{rank} << 32 | place);
+    }
+    std::erase(symbols, gone);
+  }
+
+ private:
+  static constexpr std::uint32_t nothing = 0xffffffffu;
+  static constexpr token_id gone = -1;
+
+  /// Where the rank of (left, right) is or would be. At least half of the slots are free, so the search ends.
+  [[nodiscard]] std::size_t slot_of(token_id left, token_id right) const noexcept {
+    std::uint64_t hash = std::uint64_t{static_cast<std::uint32_t>(left)} << 32 | static_cast<std::uint32_t>(right);
+    hash = (hash ^ hash >> 31) * 0x9e3779b97f4a7c15u;
+    hash = (hash ^ hash >> 29) * 0xbf58476d1ce4e5b9u;
+    const std::size_t mask = index_.size() - 1;
+    std::size_t slot = static_cast<std::size_t>(hash >> 32) & mask;
+    while (index_[slot] != nothing && (merges_[index_[slot]].left != left || merges_[index_[slot]].right != right))
+      slot = (slot + 1) & mask;
+    return slot;
+  }
+  /// The rank of merging the two, or nothing; no merge has the end as a part.
+  [[nodiscard]] std::uint32_t rank_of(token_id left, token_id right) const noexcept { return index_[slot_of(left, right)]; }
+
+  std::vector<merge> merges_;
+  std::vector<std::uint32_t> index_;  // ranks
+};
+
+}  // namespace outrider

@@ -1,0 +1,249 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// What the contract tests share: poisoned matrices, exact random numbers, comparison within a derived bound, and the two properties every
+// op has to keep: a row does not depend on its company, nor on the number of threads.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <bit>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <initializer_list>
+#include <limits>
+#include <numeric>
+#include <random>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "outrider/backend/concepts.hpp"
+#include "outrider/backend/reference.hpp"
+#include "outrider/core/scalar.hpp"
+#include "outrider/core/view.hpp"
+
+namespace contract {
+
+using outrider::bf16;
+using outrider::context_of;
+using outrider::execution;
+using outrider::f16;
+using outrider::matrix_view;
+using outrider::token_id;
+using outrider::weight_view;
+
+/// Unit roundoff of float: one correctly rounded operation is off by a factor of at most 1 ± u.
+inline constexpr double u = 0x1p-24;
+
+using sizes = std::initializer_list<std::size_t>;
+
+/// Vector lengths around every register width up to 64 lanes, and some that need several rounds and a tail.
+inline constexpr std::size_t lengths[] = {0, 1, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 256, 513};
+
+template <class T>
+inline constexpr std::string_view name_of = "?";
+template <>
+inline constexpr std::string_view name_of<float> = "f32";
+template <>
+inline constexpr std::string_view name_of<bf16> = "bf16";
+template <>
+inline constexpr std::string_view name_of<f16> = "f16";
+
+/// Calls body.operator()<T>() for every type of the list.
+template <class... T, class Body>
+void for_each_type(outrider::type_list<T...>, Body body) {
+  const auto one = [&]<class Type>() {
+    INFO("element type ", name_of<Type>);
+    body.template operator()<Type>();
+  };
+  (one.template operator()<T>(), ...);
+}
+
+/// What unused and unwritten places hold: a NaN, or an index that no array has.
+template <class T>
+T poison() noexcept {
+  if constexpr (std::is_same_v<T, float>)
+    return std::bit_cast<float>(0x7fd5a5a5u);
+  else if constexpr (std::is_same_v<T, bf16>)
+    return std::bit_cast<bf16>(std::uint16_t{0x7fd5});
+  else if constexpr (std::is_same_v<T, f16>)
+    return std::bit_cast<f16>(std::uint16_t{0x7ed5});
+  else
+    return T{0x6b6b6b6b};
+}
+
+template <class T>
+bool same_bits(const T* a, const T* b, std::size_t count) noexcept {
+  return count == 0 || std::memcmp(a, b, count * sizeof(T)) == 0;
+}
+template <class T>
+bool same_bits(const std::vector<T>& a, const std::vector<T>& b) noexcept {
+  return a.size() == b.size() && same_bits(a.data(), b.data(), a.size());
+}
+
+/// An owned matrix [rows, cols] whose rows are cols + extra apart, poisoned throughout until written.
+template <class T>
+class padded {
+ public:
+  padded(std::size_t rows, std::size_t cols, std::size_t extra = 0)
+      : rows_(rows), cols_(cols), stride_(cols + extra), elements_(rows * (cols + extra), poison<T>()) {}
+
+  [[nodiscard]] T& operator()(std::size_t r, std::size_t c) noexcept { return elements_[r * stride_ + c]; }
+  [[nodiscard]] const T& operator()(std::size_t r, std::size_t c) const noexcept { return elements_[r * stride_ + c]; }
+  [[nodiscard]] std::size_t rows() const noexcept { return rows_; }
+  [[nodiscard]] std::size_t cols() const noexcept { return cols_; }
+  [[nodiscard]] const T* data() const noexcept { return elements_.data(); }
+  [[nodiscard]] const T* row(std::size_t r) const noexcept { return elements_.data() + r * stride_; }
+  [[nodiscard]] matrix_view<T> view() noexcept { return {elements_.data(), rows_, cols_, stride_}; }
+  [[nodiscard]] matrix_view<const T> view() const noexcept { return {elements_.data(), rows_, cols_, stride_}; }
+  [[nodiscard]] matrix_view<const T> read() const noexcept { return view(); }
+  [[nodiscard]] weight_view<T> weight() const noexcept { return {elements_.data(), rows_, cols_, stride_}; }
+
+  template <class Next>
+  padded& fill(Next next) {
+    for (std::size_t r = 0; r < rows_; ++r)
+      for (std::size_t c = 0; c < cols_; ++c) (*this)(r, c) = static_cast<T>(next());
+    return *this;
+  }
+  /// Whether an op left everything between cols and stride alone.
+  [[nodiscard]] bool padding_untouched() const {
+    const T untouched = poison<T>();
+    for (std::size_t r = 0; r < rows_; ++r)
+      for (std::size_t c = cols_; c < stride_; ++c)
+        if (!same_bits(&(*this)(r, c), &untouched, 1)) return false;
+    return true;
+  }
+  /// Same shape and the same bits in every element; padding is not compared.
+  [[nodiscard]] bool same_elements(const padded& other) const {
+    bool same = rows_ == other.rows_ && cols_ == other.cols_;
+    for (std::size_t r = 0; same && r < rows_; ++r) same = same_bits(row(r), other.row(r), cols_);
+    return same;
+  }
+  [[nodiscard]] std::vector<std::vector<T>> split_rows() const {
+    std::vector<std::vector<T>> rows;
+    for (std::size_t r = 0; r < rows_; ++r) rows.emplace_back(row(r), row(r) + cols_);
+    return rows;
+  }
+
+ private:
+  std::size_t rows_, cols_, stride_;
+  std::vector<T> elements_;
+};
+
+/// Seeded numbers that are the same with every standard library.
+class random_numbers {
+ public:
+  explicit random_numbers(std::uint64_t seed) : engine_(seed) {}
+  /// Uniform in [-1, 1), all 24 bits of the significand in use.
+  float uniform() { return static_cast<float>(static_cast<double>(engine_() >> 40) * 0x1p-23 - 1.0); }
+  /// A multiple of 1/16 in [-limit/16, limit/16]: exact in every storage type, and sums of many products of two are exact in float.
+  float grid(int limit = 16) { return static_cast<float>(static_cast<int>(below(static_cast<std::size_t>(2 * limit + 1))) - limit) / 16; }
+  std::size_t below(std::size_t bound) { return static_cast<std::size_t>(engine_() % bound); }
+  std::int32_t index(std::size_t bound) { return static_cast<std::int32_t>(below(bound)); }
+  auto uniforms(float factor = 1) {
+    return [this, factor] { return factor * uniform(); };
+  }
+  auto grids(int limit = 16) {
+    return [this, limit] { return grid(limit); };
+  }
+  auto indexes(std::size_t bound) {
+    return [this, bound] { return index(bound); };
+  }
+
+ private:
+  std::mt19937_64 engine_;
+};
+
+/// |got − want| <= bound(r, c) for every element, and the padding of `got` is untouched.
+template <class Bound>
+void check_within(const padded<float>& got, const padded<float>& want, Bound bound) {
+  for (std::size_t r = 0; r < got.rows(); ++r)
+    for (std::size_t c = 0; c < got.cols(); ++c) {
+      const double error = std::abs(double{got(r, c)} - double{want(r, c)}), allowed = bound(r, c);
+      if (got(r, c) == want(r, c) || error <= allowed) continue;
+      CAPTURE(r);
+      CAPTURE(c);
+      CAPTURE(got(r, c));
+      CAPTURE(want(r, c));
+      CAPTURE(allowed);
+      FAIL_CHECK("an element is further from its reference than rounding explains");
+      return;
+    }
+  CHECK(got.padding_untouched());
+}
+
+template <class T>
+void check_same(const padded<T>& got, const padded<T>& want) {
+  CHECK(got.same_elements(want));
+  CHECK(got.padding_untouched());
+}
+
+/// Stands for "any other row" in a list of source rows: its floats are NaN.
+inline constexpr std::size_t stranger = static_cast<std::size_t>(-1);
+inline constexpr std::size_t source_rows = 17;
+
+/// The rows of `source` named by `rows`, strangers poisoned (indexes of a stranger are those of row 0: they have to be valid).
+template <class T>
+padded<T> pick(const padded<T>& source, std::span<const std::size_t> rows, std::size_t extra = 0) {
+  padded<T> picked(rows.size(), source.cols(), extra);
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    if (rows[r] == stranger && std::is_same_v<T, float>) continue;
+    for (std::size_t c = 0; c < source.cols(); ++c) picked(r, c) = source(rows[r] == stranger ? 0 : rows[r], c);
+  }
+  return picked;
+}
+
+/// Pitfall 126. `op(ctx, rows)` runs an op on the source rows named and returns the bits of each row's result. Every row, in every place of
+/// batches of 1 … 9 and 17 rows, beside its neighbours or beside NaN, has the bits it has alone.
+template <class B, class Op>
+void check_rows_are_independent(Op op) {
+  context_of<B> ctx(execution{1});
+  using results = decltype(op(ctx, std::span<const std::size_t>{}));
+  results alone;
+  for (std::size_t r = 0; r < source_rows; ++r) alone.push_back(op(ctx, std::vector{r})[0]);
+
+  const auto agree = [&](const std::vector<std::size_t>& rows) {
+    const results together = op(ctx, rows);
+    for (std::size_t r = 0; r < rows.size(); ++r)
+      if (rows[r] != stranger && !same_bits(together[r], alone[rows[r]])) return false;
+    return together.size() == rows.size();
+  };
+  for (const std::size_t m : sizes{1, 2, 3, 4, 5, 6, 7, 8, 9, 17}) {
+    CAPTURE(m);
+    std::vector<std::size_t> rows(m);
+    std::iota(rows.begin(), rows.end(), std::size_t{0});
+    CHECK_MESSAGE(agree(rows), "a row computed among others differs from the row alone");
+    std::iota(rows.rbegin(), rows.rend(), source_rows - m);
+    CHECK_MESSAGE(agree(rows), "a row computed in another place differs from the row alone");
+    for (std::size_t place = 0; place < m; ++place) {
+      std::vector<std::size_t> among_strangers(m, stranger);
+      among_strangers[place] = place;
+      CAPTURE(place);
+      CHECK_MESSAGE(agree(among_strangers), "a row takes something from the rows beside it");
+    }
+  }
+}
+
+/// The same bits with 1, 2 and 3 threads, for small and larger batches.
+template <class B, class Op>
+void check_threads_do_not_matter(Op op) {
+  for (const std::size_t m : sizes{1, 2, 5, 17}) {
+    CAPTURE(m);
+    std::vector<std::size_t> rows(m);
+    std::iota(rows.begin(), rows.end(), std::size_t{0});
+    context_of<B> one(execution{1});
+    const auto expected = op(one, rows);
+    for (const unsigned threads : {2u, 3u}) {
+      CAPTURE(threads);
+      context_of<B> several(execution{threads});
+      const auto got = op(several, rows);
+      bool same = got.size() == expected.size();
+      for (std::size_t r = 0; same && r < m; ++r) same = same_bits(got[r], expected[r]);
+      CHECK_MESSAGE(same, "the number of threads changed a bit");
+    }
+  }
+}
+
+}  // namespace contract
