@@ -173,7 +173,8 @@ json resolved(const std::string& name) { return document_of(bad_configs / "expec
 TEST_CASE("every config the reference refuses is refused with the file and the key") {
   std::size_t files = 0;
   const json expected = document_of(bad_configs / "expected.json").at("reject");
-  for (const auto& [name, why] : expected.items()) {
+  for (const auto& entry : expected.items()) {
+    const std::string name = entry.key();
     const fs::path file = bad_configs / "reject" / (name + ".json");
     CAPTURE(name);
     REQUIRE(refused_keys.count(name) == 1);
@@ -196,12 +197,16 @@ TEST_CASE("every config the reference refuses is refused with the file and the k
 TEST_CASE("every odd target the reference accepts resolves to its values") {
   std::size_t targets = 0;
   const json expected = document_of(bad_configs / "expected.json").at("accept");
-  for (const auto& [name, entry] : expected.items()) {
+  for (const auto& entry : expected.items()) {
+    const std::string name = entry.key();
     CAPTURE(name);
-    if (entry.at("resolved").contains("text_config.num_kv_shared_layers")) continue;  // assistants, below
+    const json& resolved_fields = entry.value().at("resolved");
+    if (resolved_fields.contains("text_config.num_kv_shared_layers")) continue;  // assistants, below
     ++targets;
     const text_config c = accepted(name);
-    for (const auto& [field, value] : entry.at("resolved").items()) {
+    for (const auto& item : resolved_fields.items()) {
+      const std::string field = item.key();
+      const json& value = item.value();
       CAPTURE(field);
       if (field == "layer_types") {
         for (std::size_t i = 0; i < value.size(); ++i) CHECK(c.layers[i] == (value[i] == "full_attention" ? F : S));
@@ -245,6 +250,17 @@ TEST_CASE("pitfall 25: unified assistants are held to the rules of the others") 
   const fs::path file = bad_configs / "accept" / "unified_assistant_unchecked.json";
   const std::string sentence = refusal(error_code::config_invalid, [&] { static_cast<void>(read_assistant_config(file)); });
   CHECK(mentions(sentence, file.string(), "text_config.use_double_wide_mlp"));
+
+  json document = document_of(file);
+  document["text_config"]["use_double_wide_mlp"] = false;
+  CHECK(assistant_from(document).text.first_shared() == 0);
+  for (const json& changes : {json{{"hidden_size_per_layer_input", 8}}, json{{"vocab_size_per_layer_input", 64}},
+                              json{{"enable_moe_block", true}}, json{{"num_kv_shared_layers", 2}}}) {
+    json changed = document;
+    changed["text_config"].update(changes);
+    const std::string why = refusal(error_code::config_invalid, [&] { static_cast<void>(assistant_from(changed)); });
+    CHECK(mentions(why, "config.json: text_config." + changes.begin().key() + " is "));
+  }
 }
 
 TEST_CASE("a bidirectional model is read, with its window, but cannot be run") {

@@ -377,7 +377,7 @@ TEST_CASE("pitfall 15: whatever happens to a header, every tensor lies inside th
   const auto below = [&](std::size_t bound) { return static_cast<std::size_t>(random()) % bound; };
   const auto mutate = [&](std::string& file) {
     const std::size_t at = below((std::min)(8 + header.size(), file.size()));
-    switch (below(5)) {
+    switch (below(6)) {
       case 0:
         file[at] = static_cast<char>(file[at] ^ (1 << below(8)));
         break;
@@ -392,6 +392,10 @@ TEST_CASE("pitfall 15: whatever happens to a header, every tensor lies inside th
         break;
       case 4:
         file.resize(file.size() - below(file.size() / 2));
+        break;
+      case 5:  // another number, so that what is refused is the range and not the JSON
+        if (const std::size_t digit = file.find_first_of("0123456789", at); digit != file.npos)
+          file[digit] = static_cast<char>('0' + below(10));
         break;
     }
   };

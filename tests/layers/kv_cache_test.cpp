@@ -120,12 +120,15 @@ void converse(std::uint64_t seed, coverage& met) {
     }
     CHECK(wrong == 0);
   };
-  const auto settle = [&](std::size_t accepted, bool drafter_too) {
+  bool drafter_whole = true;
+  const auto settle = [&](std::size_t accepted) {
     const std::size_t first = cache.committed(), rows = cache.pending(), last = first + rows;
     if (accepted == 0)
       cache.rollback();
     else
       cache.commit(accepted);
+    // A pass of max_rows rows that is given up whole took the oldest of the drafter's W + 1 keys; the next commit heals that.
+    drafter_whole = accepted != 0 || (drafter_whole && rows < max_rows);
     REQUIRE(cache.committed() == first + accepted);
     REQUIRE(cache.pending() == 0);
     std::size_t wrong = 0;
@@ -139,7 +142,7 @@ void converse(std::uint64_t seed, coverage& met) {
       const std::size_t w = shapes[l].window, n = first + accepted;
       // The next row's own key is not there yet, the W - 1 before it are; the drafter sees the last W + 1 committed ones.
       wrong += kept[l].wrong(layer, {n, w == 0 ? key_window::unlimited : w - 1});
-      if (w != 0 && drafter_too) wrong += kept[l].wrong(layer, {n, w + 1});
+      if (w != 0 && drafter_whole) wrong += kept[l].wrong(layer, {n, w + 1});
     }
     CHECK(wrong == 0);
     const std::size_t ring = cache.layer(0).ring_rows, block = cache_of<Kv>::block_rows;
@@ -153,7 +156,7 @@ void converse(std::uint64_t seed, coverage& met) {
     for (std::size_t left = draw(random, 1, length / 2); left != 0;) {
       const std::size_t rows = (std::min)(left, draw(random, 1, chunk));
       process(rows);
-      settle(rows, true);
+      settle(rows);
       left -= rows;
     }
     while (cache.committed() < length) {
@@ -161,14 +164,14 @@ void converse(std::uint64_t seed, coverage& met) {
       process(drafts + 1);
       ++met.rounds;
       met.drafted += drafts;
-      if (draw(random, 0, 19) == 0) {  // a round given up half way: the drafter keeps W + max_rows - rows of its W + 1 keys
+      if (draw(random, 0, 19) == 0) {  // a round given up half way
         ++met.rollbacks;
-        settle(0, drafts + 1 < max_rows);
+        settle(0);
         continue;
       }
       const std::size_t style = draw(random, 0, 3), accepted = style == 0 ? 0 : style == 1 ? drafts : draw(random, 0, drafts);
       met.rejected += drafts - accepted;
-      settle(accepted + 1, true);
+      settle(accepted + 1);
     }
   }
 }
@@ -205,13 +208,13 @@ constexpr auto any = static_cast<std::size_t>(-1);
 TEST_CASE_TEMPLATE("pitfalls 43, 45, 50: over random accept patterns all visible keys equal those of a cache that keeps everything", Kv,
                    float, bf16) {
   coverage met;
-  for (std::uint64_t seed = 0; seed < 900; ++seed) converse<Kv>(seed, met);
+  for (std::uint64_t seed = 0; seed < 300; ++seed) converse<Kv>(seed, met);
   CHECK(met.rounds >= 10000);
-  CHECK(met.drafted > 10000);
+  CHECK(met.drafted > 20000);
   CHECK(met.rejected > 5000);
   CHECK(met.ring_laps > 1000);
-  CHECK(met.block_borders > 100);
-  CHECK(met.rejected_at_slot_0 > 1000);
+  CHECK(met.block_borders > 50);
+  CHECK(met.rejected_at_slot_0 > 500);
   CHECK(met.rollbacks > 100);
 }
 

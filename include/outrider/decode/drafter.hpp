@@ -17,8 +17,8 @@ struct draft_needs {
   bool embedding = false;  // target.embed(out, id)
 };
 
-/// One round's question: what comes after `last`? With n tokens known, `last` is token n - 1, not yet processed by the target, and positions
-/// 0 … n - 2 are committed.
+/// One round's question: what comes after `last`? With n tokens known, `last` is token n - 1, not yet processed by the target, and
+/// positions 0 … n - 2 are committed.
 struct draft_request {
   token_id last = 0;
   std::span<const token_id> eos;       // drafting ends behind one of these
@@ -42,18 +42,25 @@ concept provides_hidden = requires(const T& target) {
   { target.hidden() } -> std::convertible_to<matrix_for<const float, typename T::backend_type>>;
 };
 template <class T>
-concept provides_keys = requires(const T& target) { target.keys().committed; };
+concept provides_keys = requires(const T& target) {
+  target.keys().layers;
+};
 template <class T>
-concept provides_embedding = requires(const T& target, matrix_for<float, typename T::backend_type> out, token_id id) { target.embed(out, id); };
+concept provides_embedding = requires(const T& target, matrix_for<float, typename T::backend_type> out, token_id id) {
+  target.embed(out, id);
+};
 
 /// One readable sentence if drafter and target do not fit together.
 template <class Drafter, class Target>
 consteval bool check_drafter() {
   static_assert(drafter<Drafter>, "outrider: a drafter states what it reads of the target: static constexpr outrider::draft_needs needs");
   if constexpr (drafter<Drafter>) {
-    static_assert(!Drafter::needs.hidden || provides_hidden<Target>, "outrider: this drafter reads the target's hidden state, but the target has no hidden()");
-    static_assert(!Drafter::needs.keys || provides_keys<Target>, "outrider: this drafter reads the target's keys and values, but the target has no keys()");
-    static_assert(!Drafter::needs.embedding || provides_embedding<Target>, "outrider: this drafter reads the target's embeddings, but the target has no embed(out, id)");
+    static_assert(!Drafter::needs.hidden || provides_hidden<Target>,
+                  "outrider: this drafter reads the target's hidden state, but the target has no hidden()");
+    static_assert(!Drafter::needs.keys || provides_keys<Target>,
+                  "outrider: this drafter reads the target's keys and values, but the target has no keys()");
+    static_assert(!Drafter::needs.embedding || provides_embedding<Target>,
+                  "outrider: this drafter reads the target's embeddings, but the target has no embed(out, id)");
   }
   static_assert(drafter_for<Drafter, Target>, "outrider: this drafter has no propose(target, request, out) -> std::size_t for this target");
   return true;
@@ -68,7 +75,8 @@ struct no_draft {
   }
 };
 
-/// Drafts with a Gemma 4 Assistant, which reads the target's keys where they lie. Borrows the assistant and the context; one thread at a time.
+/// Drafts with a Gemma 4 Assistant, which reads the target's keys where they lie. Borrows the assistant and the context; one thread at a
+/// time.
 template <backend B>
 class assistant_drafter {
  public:
@@ -80,28 +88,30 @@ class assistant_drafter {
     gemma4::check_pair(target, assistant.config());
   }
 
-  /// Up to out.size() draft steps at one position: the first reads the embedding of `last` and the target's hidden state, each further one the
-  /// draft before it and the assistant's own state. The keys stay those of the committed positions.
+  /// Up to out.size() draft steps at one position: the first reads the embedding of `last` and the target's hidden state, each further one
+  /// the draft before it and the assistant's own state. The keys stay those of the committed positions.
   template <class Target>
-    requires std::same_as<space_of<typename Target::backend_type>, space_of<B>>
-  std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
-    const auto input = assistant_->input(workspace_);
-    const std::size_t width = input.cols / 2;
-    const auto keys = target.keys();
-    matrix_for<const float, B> state = target.hidden();
-    token_id token = request.last;
-    for (std::size_t j = 0; j < out.size(); ++j) {
-      target.embed(input.slice_cols(0, width), token);
-      pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
-      const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
-      if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
-      pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
-      out[j] = token;
-      if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end()) return j + 1;
-      state = assistant_->state(workspace_);
+    requires std::same_as<space_of<typename Target::backend_type>, space_of<B>> std::size_t propose(const Target& target,
+                                                                                                    const draft_request& request,
+                                                                                                    std::span<token_id> out) {
+      const auto input = assistant_->input(workspace_);
+      const std::size_t width = input.cols / 2;
+      const auto keys = target.keys();
+      matrix_for<const float, B> state = target.hidden();
+      token_id token = request.last;
+      for (std::size_t j = 0; j < out.size(); ++j) {
+        target.embed(input.slice_cols(0, width), token);
+        pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
+        const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
+        if (!request.suppress.empty())
+          pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
+        pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
+        out[j] = token;
+        if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end()) return j + 1;
+        state = assistant_->state(workspace_);
+      }
+      return out.size();
     }
-    return out.size();
-  }
 
  private:
   const gemma4::assistant<B>* assistant_;

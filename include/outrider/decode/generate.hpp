@@ -19,9 +19,9 @@ namespace outrider {
 
 struct generate_options {
   std::size_t max_new_tokens = 128;
-  std::size_t draft = 4;                // drafts per round at most; 0 = plain. generate() ignores it
-  std::span<const token_id> eos;        // any of them ends the text and is its last token
-  std::span<const token_id> suppress;   // never chosen, never drafted
+  std::size_t draft = 4;               // drafts per round at most; 0 = plain. generate() ignores it
+  std::span<const token_id> eos;       // any of them ends the text and is its last token
+  std::span<const token_id> suppress;  // never chosen, never drafted
 };
 
 enum class finish_reason : std::uint8_t { max_new_tokens, end_of_text, context_full, caller };
@@ -34,7 +34,8 @@ struct generation {
 /// What a target must do to be decoded: gemma4::session, or a program's own. With n tokens known, positions 0 … n - 2 are committed between
 /// passes; the last token is processed by the next pass.
 template <class T>
-concept decoding_target = backend<typename T::backend_type> && requires(T& target, const T& view, std::span<const token_id> tokens, std::size_t n) {
+concept decoding_target = backend<typename T::backend_type> &&
+    requires(T& target, const T& view, std::span<const token_id> tokens, std::size_t n) {
   { view.context() } -> std::same_as<context_of<typename T::backend_type>&>;
   { view.vocab_size() } -> std::convertible_to<std::size_t>;
   { view.max_draft() } -> std::convertible_to<std::size_t>;
@@ -98,8 +99,7 @@ class output {
       emit_(token);
     else
       go_on = static_cast<bool>(emit_(token));
-    if (std::find(options_.eos.begin(), options_.eos.end(), token) != options_.eos.end())
-      return finish(finish_reason::end_of_text);
+    if (std::find(options_.eos.begin(), options_.eos.end(), token) != options_.eos.end()) return finish(finish_reason::end_of_text);
     if (!go_on) return finish(finish_reason::caller);
     if (result_.stats.tokens >= options_.max_new_tokens) return finish(finish_reason::max_new_tokens);
     return true;
@@ -118,7 +118,8 @@ class output {
 
 /// Processes the prompt and returns the token after it.
 template <decoding_target Target, class Sampler>
-token_id start(Target& target, std::span<const token_id> prompt, const generate_options& options, const Sampler& sampler, statistics& stats) {
+token_id start(Target& target, std::span<const token_id> prompt, const generate_options& options, const Sampler& sampler,
+               statistics& stats) {
   const auto begin = decode_clock::now();
   // All memory of the generation is taken here: the loop behind does not allocate.
   const std::size_t room = target.max_positions() - target.committed() - prompt.size();
@@ -134,12 +135,14 @@ token_id start(Target& target, std::span<const token_id> prompt, const generate_
 }  // namespace detail
 
 /// Plain decoding, a token per pass: the definition of the text that speculation must reproduce.
-///   prompt   token ids, processed behind what the target has committed; afterwards everything but the last emitted token is committed, so a
+///   prompt   token ids, processed behind what the target has committed; afterwards everything but the last emitted token is committed, so
+///   a
 ///            conversation goes on with a prompt that begins with that token
 ///   emit     called with every token as it is chosen; returns void, or false to stop. It may throw: the target stays usable.
 /// Errors, before anything is processed: argument_invalid, context_full; out_of_memory.
 template <decoding_target Target, class Emit, class Sampler = greedy>
-generation generate(Target& target, std::span<const token_id> prompt, const generate_options& options, Emit&& emit, const Sampler& sampler = {}) {
+generation generate(Target& target, std::span<const token_id> prompt, const generate_options& options, Emit&& emit,
+                    const Sampler& sampler = {}) {
   detail::check_request(target, prompt, options, 0);
   generation result;
   detail::output<std::remove_reference_t<Emit>> text(options, result, emit);

@@ -17,7 +17,8 @@ namespace outrider {
 ///
 /// With n tokens known, positions 0 … n - 2 are committed and y[n - 1] is not yet processed. A round
 ///   1. lets the drafter guess d1 … dk                                                          k <= draft, tokens still wanted - 1, room
-///   2. processes [y[n-1], d1 … dk] in one pass; row i's logits give the target's token at position n + i, for as long as d1 … di were right
+///   2. processes [y[n-1], d1 … dk] in one pass; row i's logits give the target's token at position n + i, for as long as d1 … di were
+///   right
 ///   3. emits the target's tokens up to and including the first that differs from its draft: m drafts and one more
 ///   4. commits the keys of what was kept and forgets the rest
 /// The drafter can change the speed, never the text. Borrows target and drafter; one thread at a time.
@@ -26,7 +27,8 @@ class speculative_decoder {
   static_assert(check_drafter<Drafter, Target>());
 
  public:
-  speculative_decoder(Target& target, Drafter& drafter, Sampler sampler = {}) : target_(&target), drafter_(&drafter), sampler_(std::move(sampler)) {}
+  speculative_decoder(Target& target, Drafter& drafter, Sampler sampler = {})
+      : target_(&target), drafter_(&drafter), sampler_(std::move(sampler)) {}
 
   /// As generate(), with up to options.draft drafts per round. Does not allocate after the prompt. Errors: those of generate(), and
   /// argument_invalid for more drafts than the target or max_draft_length allows.
@@ -55,7 +57,8 @@ class speculative_decoder {
     auto begin = detail::decode_clock::now();
     rows_[0] = last;
     const std::span<token_id> guesses = std::span(rows_).subspan(1, wanted);
-    std::size_t k = wanted == 0 ? 0 : drafter_->propose(std::as_const(*target_), draft_request{last, options.eos, options.suppress}, guesses);
+    std::size_t k =
+        wanted == 0 ? 0 : drafter_->propose(std::as_const(*target_), draft_request{last, options.eos, options.suppress}, guesses);
     k = usable(guesses.first((std::min)(k, wanted)));
     stats.draft_seconds += detail::seconds_since(begin);
 

@@ -51,7 +51,9 @@ struct statistics {
       for (std::size_t m = least_accepted; m <= k; ++m) sum += passes[k][m];
     return sum;
   }
-  [[nodiscard]] static double ratio(std::size_t a, std::size_t b) noexcept { return b == 0 ? 0 : static_cast<double>(a) / static_cast<double>(b); }
+  [[nodiscard]] static double ratio(std::size_t a, std::size_t b) noexcept {
+    return b == 0 ? 0 : static_cast<double>(a) / static_cast<double>(b);
+  }
 };
 
 }  // namespace outrider

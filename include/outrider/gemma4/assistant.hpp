@@ -18,12 +18,13 @@
 
 namespace outrider::gemma4 {
 
-/// The target's keys and values as its drafter reads them: those of the last sliding and the last full layer that own some, and how many
-/// positions are committed. Views: nothing is copied.
+/// The target's keys and values as its drafter reads them: those of the last sliding and the last full layer that own some. Views: nothing
+/// is copied. With c positions committed, the query stands at position c and both kinds of layers hold keys 0 … c - 1.
 template <class Kv, class Space>
 struct shared_kv {
   std::array<kv_view<const Kv, Space>, 2> layers;  // by attention_kind
-  std::size_t committed = 0;                             // positions 0 … committed - 1; the query stands at position `committed`
+  std::array<std::size_t, 2> ends{};               // one behind the last key, by attention_kind
+  std::size_t position = 0;                        // of the query, for its rotation only
 };
 
 /// A Gemma 4 Assistant: four layers without keys and values of their own. Immutable; see model for sharing between threads.
@@ -47,7 +48,8 @@ class assistant {
           state(1, c.backbone_hidden_size),
           position(1, 1),
           block(c.text, 1) {
-      for (const attention_kind kind : attention_kinds) rope[static_cast<std::size_t>(kind)] = rope_table<B>(1, c.text.shape(kind).head_dim);
+      for (const attention_kind kind : attention_kinds)
+        rope[static_cast<std::size_t>(kind)] = rope_table<B>(1, c.text.shape(kind).head_dim);
       if (c.centroid_head)
         head = {1, c.centroids, c.centroid_top_k, c.text.vocab_size / c.centroids};
       else
@@ -87,14 +89,14 @@ class assistant {
 
   /// One draft step from input(ws): candidates with their logits, and state(ws).
   ///   h = Wpre [e; s];  four layers that read the target's keys;  z = norm(h);  s' = Wpost z;  logits = z · Eᵀ
-  /// The position is that of the query, keys.committed, and stays the same for all steps of a round; sliding layers see the last W + 1
-  /// committed keys, full ones all of them, and no layer sees the query itself.
+  /// All steps of a round have the same position and keys. Sliding layers see the last W + 1 keys, full ones all of them, and no layer sees
+  /// the query itself.
   template <class Kv>
   candidates<B> forward(context_of<B>& ctx, workspace& ws, const shared_kv<Kv, space_of<B>>& keys) const {
     const text_config& c = config_.text;
     const auto h = ws.stream.view(1, c.hidden_size), z = ws.normed.view(1, c.hidden_size);
     const auto position = ws.position.view(1, 1);
-    position(0, 0) = static_cast<std::int32_t>(keys.committed);
+    position(0, 0) = static_cast<std::int32_t>(keys.position);
     std::array<rope_rows<B>, 2> rope;
     for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, position.data, 1, frequencies_[kind]);
 
@@ -103,7 +105,7 @@ class assistant {
       const auto kind = static_cast<std::size_t>(layer.kind);
       layer_keys<B, Kv> seen;
       seen.read = keys.layers[kind];
-      seen.window = {keys.committed, layer.kind == attention_kind::sliding ? c.window + 1 : key_window::unlimited};
+      seen.window = {keys.ends[kind], layer.kind == attention_kind::sliding ? c.window + 1 : key_window::unlimited};
       layer.forward(ctx, ws.block, h, {}, rope[kind], seen, row_kind::decode, no_observer{});
     }
     final_norm_.forward(ctx, z, h);
@@ -114,8 +116,8 @@ class assistant {
     return {logits, {nullptr, 1, c.vocab_size, c.vocab_size}};
   }
 
-  /// out [1, V]: the logits of a step over the whole vocabulary, as the reference implementation returns them: candidates as they are, every
-  /// other id at the least candidate − 1. Drafting does not need them; the array is the caller's.
+  /// out [1, V]: the logits of a step over the whole vocabulary, as the reference implementation returns them: candidates as they are,
+  /// every other id at the least candidate − 1. Drafting does not need them; the array is the caller's.
   void dense_logits(context_of<B>& ctx, matrix_for<float, B> out, const candidates<B>& step) const noexcept {
     if (centroid_head_)
       pointwise_ops<B>::scatter_logits(ctx, out, step.logits, step.ids);
@@ -124,7 +126,9 @@ class assistant {
   }
 
   /// The clusters the last step searched, [1, top_k], by falling score; empty for a dense head.
-  matrix_for<const std::int32_t, B> clusters(workspace& ws) const noexcept { return ws.head.clusters.view(1, centroid_head_ ? config_.centroid_top_k : 0); }
+  matrix_for<const std::int32_t, B> clusters(workspace& ws) const noexcept {
+    return ws.head.clusters.view(1, centroid_head_ ? config_.centroid_top_k : 0);
+  }
 
  private:
   assistant_config config_;

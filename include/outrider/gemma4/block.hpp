@@ -17,12 +17,12 @@ namespace outrider::gemma4 {
 
 /// What an observer of a forward pass is shown, [m, …] each; layer-wise stages come with their layer's number.
 enum class stage : std::uint8_t {
-  embedding,          // [m, H] scaled token embedding
-  per_layer_inputs,   // [m, L · P] as the layers use them
-  attention_output,   // [m, H] output of o_proj, before its norm
-  experts,            // [m, s] chosen experts (integers)
-  expert_weights,     // [m, s] their weights
-  layer_output,       // [m, H] after layer_scalar
+  embedding,         // [m, H] scaled token embedding
+  per_layer_inputs,  // [m, L · P] as the layers use them
+  attention_output,  // [m, H] output of o_proj, before its norm
+  experts,           // [m, s] chosen experts (integers)
+  expert_weights,    // [m, s] their weights
+  layer_output,      // [m, H] after layer_scalar
 };
 
 /// The observer that watches nothing, and costs nothing.
@@ -133,7 +133,8 @@ struct decoder_layer {
   }
 };
 
-/// Finds the weights of layer i. Layers that share keys and values have no k_proj, v_proj and k_norm; where a file carries them they are dead.
+/// Finds the weights of layer i. Layers that share keys and values have no k_proj, v_proj and k_norm; where a file carries them they are
+/// dead.
 template <class B>
 decoder_layer<B> load_layer(weight_store<B>& store, const text_config& c, std::size_t i) {
   const auto eps = static_cast<float>(c.rms_norm_eps);
@@ -141,7 +142,9 @@ decoder_layer<B> load_layer(weight_store<B>& store, const text_config& c, std::s
   const std::size_t H = c.hidden_size, P = c.ple_width, width = c.mlp_width(i);
   const auto [head_dim, kv_heads, rope] = c.shape_of(i);
   const auto norm_at = [&](const char* name, std::size_t n) { return norm<B>{store.vector(at + name + ".weight", n), eps}; };
-  const auto linear_at = [&](const char* name, std::size_t out, std::size_t in) { return linear<B>{store.matrix(at + name + ".weight", out, in)}; };
+  const auto linear_at = [&](const char* name, std::size_t out, std::size_t in) {
+    return linear<B>{store.matrix(at + name + ".weight", out, in)};
+  };
 
   decoder_layer<B> layer;
   layer.index = i;
@@ -186,7 +189,8 @@ decoder_layer<B> load_layer(weight_store<B>& store, const text_config& c, std::s
   }
 
   if (P != 0)
-    layer.per_layer = {linear_at("per_layer_input_gate", P, H), linear_at("per_layer_projection", H, P), norm_at("post_per_layer_input_norm", H)};
+    layer.per_layer = {linear_at("per_layer_input_gate", P, H), linear_at("per_layer_projection", H, P),
+                       norm_at("post_per_layer_input_norm", H)};
   return layer;
 }
 

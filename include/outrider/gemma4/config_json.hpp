@@ -121,8 +121,9 @@ inline void read_head_sizes(const config_object& c, text_config& t) {
 inline rope_parameters read_rope(const config_object& c) {
   rope_parameters rope;
   const char* const key = c.has("rope_type") || !c.has("type") ? "rope_type" : "type";  // the older spelling
-  const std::string type = c.text(key, "default");
-  if (type != "default" && type != "proportional") c.refuse(key, "\"default\" or \"proportional\"", error_code::model_unsupported);
+  constexpr const char* types = "\"default\" or \"proportional\"";
+  const std::string type = c.text(key, types, "default");
+  if (type != "default" && type != "proportional") c.refuse(key, types, error_code::model_unsupported);
   rope.theta = c.number("rope_theta", 1, 1e30);
   if (type == "proportional") {  // the default type rotates the whole head, whatever fraction and factor stand beside it
     rope.fraction = c.number("partial_rotary_factor", 0, 1, 1);
@@ -143,9 +144,10 @@ inline void read_ropes(const config_object& c, text_config& t) {
 
 inline void read_attention_mask(const config_object& c, text_config& t, bool unified) {
   t.window = c.integer("sliding_window", {1, most_tokens}, unified ? 1024 : 512);
-  if (c.is_null("use_bidirectional_attention")) return;
-  const std::string mode = c.text("use_bidirectional_attention", "vision");  // without images "vision" is the causal mask, as is null
-  if (mode != "vision" && mode != "all") c.refuse("use_bidirectional_attention", "null, \"vision\" or \"all\"");
+  constexpr const char *key = "use_bidirectional_attention", *modes = "null, \"vision\" or \"all\"";
+  if (c.is_null(key)) return;
+  const std::string mode = c.text(key, modes, "vision");  // without images "vision" is the causal mask, as is null
+  if (mode != "vision" && mode != "all") c.refuse(key, modes);
   if (mode == "all") {
     t.causal = false;
     t.window = t.window / 2 + 1;  // W counts both sides in such a file
@@ -169,13 +171,13 @@ inline void read_sharing(const config_object& c, text_config& t, bool assistant)
 }
 
 inline void read_ple(const config_object& c, text_config& t, stack_kind kind) {
-  constexpr const char* width = "hidden_size_per_layer_input";
-  if (kind.unified) {  // the class has no such field: files that carry it have 0 or null
+  constexpr const char *width = "hidden_size_per_layer_input", *rows = "vocab_size_per_layer_input";
+  if (kind.unified) {  // the class has no such fields: files that carry them have 0 or null
     if (c.is_set(width)) t.ple_width = c.integer(width, {0, 0});
+    if (c.is_set(rows) && kind.assistant) static_cast<void>(c.integer(rows, {0, 0}));
     return;
   }
   t.ple_width = c.integer(width, {0, kind.assistant ? 0 : most_width}, 256);
-  constexpr const char* rows = "vocab_size_per_layer_input";
   if (t.ple_width != 0)
     t.ple_vocab_size = c.integer(rows, {t.vocab_size, most_tokens}, 262144);
   else
@@ -214,8 +216,9 @@ inline text_config read_text(const config_object& c, stack_kind kind) {
   t.tied_head = c.boolean("tie_word_embeddings", true);
   t.eos = c.ids("eos_token_id", t.vocab_size, true, {1});
   t.max_positions = c.integer("max_position_embeddings", {1, most_positions}, kind.unified ? 262144 : 131072);
-  if (c.text("hidden_activation", "gelu_pytorch_tanh") != "gelu_pytorch_tanh")
-    c.refuse("hidden_activation", "\"gelu_pytorch_tanh\"", error_code::model_unsupported);
+  constexpr const char* activation = "gelu_pytorch_tanh";
+  if (c.text("hidden_activation", activation, activation) != activation)
+    c.refuse("hidden_activation", activation, error_code::model_unsupported);
   if (c.boolean("attention_bias", false)) c.refuse("attention_bias", "false", error_code::model_unsupported);
   return t;
 }
@@ -224,11 +227,14 @@ inline text_config read_text(const config_object& c, stack_kind kind) {
 inline text_config read_wrapped_text(const config_object& outer, stack_kind kind) {
   const config_object inner = outer.object("text_config");
   const std::string expected = kind.unified ? "gemma4_unified_text" : "gemma4_text";
-  if (inner.text("model_type", expected) != expected) inner.refuse("model_type", '"' + expected + '"', error_code::model_unsupported);
+  if (inner.text("model_type", expected, expected) != expected) inner.refuse("model_type", expected, error_code::model_unsupported);
   text_config t = read_text(inner, kind);
   t.tied_head = outer.boolean("tie_word_embeddings", t.tied_head);
   return t;
 }
+
+inline constexpr const char* target_types = "gemma4_text, gemma4_unified_text, gemma4 or gemma4_unified";
+inline constexpr const char* assistant_types = "gemma4_assistant or gemma4_unified_assistant";
 
 inline bool is_assistant(std::string_view model_type) noexcept {
   return model_type == "gemma4_assistant" || model_type == "gemma4-assistant" || model_type == "gemma4_unified_assistant";
@@ -245,12 +251,11 @@ inline bool is_target(std::string_view model_type) noexcept {
 [[nodiscard]] inline text_config read_target_config(const std::filesystem::path& file) {
   const nlohmann::json document = io::parse_json(io::read_text_file(file), file.string());
   const detail::config_object top(document, file.string());
-  const std::string type = top.text("model_type");
-  if (detail::is_assistant(type))
-    top.refuse("model_type", detail::config_object::quote(type) + ", a drafter", "a target, such as gemma4_text or gemma4",
+  const std::string type = top.text("model_type", detail::target_types);
+  const bool drafter = detail::is_assistant(type);
+  if (drafter || !detail::is_target(type))
+    top.refuse("model_type", detail::config_object::quote(type) + (drafter ? ", a drafter, not a target" : ""), detail::target_types,
                error_code::model_unsupported);
-  if (!detail::is_target(type))
-    top.refuse("model_type", "gemma4_text, gemma4_unified_text, gemma4, gemma4_unified", error_code::model_unsupported);
   const detail::stack_kind kind{.unified = type.starts_with("gemma4_unified"), .assistant = false};
   return type.ends_with("_text") ? detail::read_text(top, kind) : detail::read_wrapped_text(top, kind);
 }
@@ -260,11 +265,11 @@ inline bool is_target(std::string_view model_type) noexcept {
 [[nodiscard]] inline assistant_config read_assistant_config(const std::filesystem::path& file) {
   const nlohmann::json document = io::parse_json(io::read_text_file(file), file.string());
   const detail::config_object top(document, file.string());
-  const std::string type = top.text("model_type");
-  if (detail::is_target(type))
-    top.refuse("model_type", detail::config_object::quote(type) + ", a target", "a drafter, such as gemma4_assistant",
+  const std::string type = top.text("model_type", detail::assistant_types);
+  const bool target = detail::is_target(type);
+  if (target || !detail::is_assistant(type))
+    top.refuse("model_type", detail::config_object::quote(type) + (target ? ", a target, not a drafter" : ""), detail::assistant_types,
                error_code::model_unsupported);
-  if (!detail::is_assistant(type)) top.refuse("model_type", "gemma4_assistant, gemma4_unified_assistant", error_code::model_unsupported);
 
   const bool unified = type == "gemma4_unified_assistant";
   assistant_config a;

@@ -22,20 +22,20 @@ struct range {
 
 /// A JSON object of a configuration file that knows its place, so that reading a field is one line and every refusal names file, key, what
 /// was found and what is allowed. Types are strict: no numbers in strings, no null for a number, no fraction for a whole number; a whole
-/// number is a legal real one. A field without a fallback must be there; a fallback that is not allowed makes the field required, too.
-/// Borrows the document. All members throw error_code::config_invalid unless said otherwise.
+/// number is a legal real one. A field without a fallback must be there. Borrows the document. All members throw error_code::config_invalid
+/// unless said otherwise.
 class config_object {
  public:
   /// The top of a file.
   config_object(const nlohmann::json& document, std::string file) : config_object(document, std::move(file), "") {}
 
-  [[nodiscard]] const std::string& file() const noexcept { return file_; }
   [[nodiscard]] bool has(const char* key) const { return object_.contains(key); }
   /// The key is there and its value is null.
   [[nodiscard]] bool is_null(const char* key) const { return has(key) && object_.at(key).is_null(); }
   /// The key is there and its value is not null.
   [[nodiscard]] bool is_set(const char* key) const { return has(key) && !object_.at(key).is_null(); }
 
+  /// A fallback outside `allowed` is refused like a value: it is what the file stands for.
   [[nodiscard]] std::size_t integer(const char* key, range allowed, std::optional<std::size_t> fallback = {}) const {
     const std::string sentence = allowed.least == allowed.most
                                      ? std::to_string(allowed.least)
@@ -65,9 +65,10 @@ class config_object {
     return object_.at(key).get<bool>();
   }
 
-  [[nodiscard]] std::string text(const char* key, std::optional<std::string> fallback = {}) const {
+  /// Any string; `allowed` names the ones the caller goes on with, for the message about what is no string.
+  [[nodiscard]] std::string text(const char* key, const std::string& allowed, std::optional<std::string> fallback = {}) const {
     if (!has(key) && fallback) return *fallback;
-    if (!has(key) || !object_.at(key).is_string()) refuse(key, "a string");
+    if (!has(key) || !object_.at(key).is_string()) refuse(key, allowed);
     return object_.at(key).get<std::string>();
   }
 

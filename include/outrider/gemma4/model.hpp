@@ -27,7 +27,8 @@ struct forward_result {
   matrix_for<const float, B> hidden;  // [wanted, H], after the final norm: what the drafter reads
 };
 
-/// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a time.
+/// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a
+/// time.
 template <class B>
 struct workspace {
   scratch<token_id, B> ids;
@@ -45,7 +46,8 @@ struct workspace {
         hidden(max_wanted, c.hidden_size),
         logits(max_wanted, c.vocab_size),
         block(c, max_rows) {
-    for (const attention_kind kind : attention_kinds) rope[static_cast<std::size_t>(kind)] = rope_table<B>(max_rows, c.shape(kind).head_dim);
+    for (const attention_kind kind : attention_kinds)
+      rope[static_cast<std::size_t>(kind)] = rope_table<B>(max_rows, c.shape(kind).head_dim);
   }
 };
 
@@ -73,7 +75,8 @@ class model {
              static_cast<float>(c.softcap)};
     if (c.ple_width != 0) {
       const std::size_t width = c.layer_count() * c.ple_width;
-      per_layer_tokens_ = embedding<B>::scaled_by_root(store_.matrix("embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
+      per_layer_tokens_ =
+          embedding<B>::scaled_by_root(store_.matrix("embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
       per_layer_projection_ = {store_.matrix("per_layer_model_projection.weight", width, c.hidden_size)};
       per_layer_norm_ = {store_.vector("per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
     }
@@ -102,8 +105,8 @@ class model {
   /// Preconditions: ids in [0, V); m within the workspace and the cache's max_rows; wanted <= m.
   /// Errors, before anything is written: context_full, argument_invalid from the cache.
   template <class Kv, class Observer = no_observer>
-  forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, kv_cache<B, Kv>& cache, std::span<const token_id> tokens, std::size_t wanted,
-                            row_kind rows, Observer&& observe = {}) const {
+  forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, kv_cache<B, Kv>& cache, std::span<const token_id> tokens,
+                            std::size_t wanted, row_kind rows, Observer&& observe = {}) const {
     const text_config& c = config_;
     const std::size_t m = tokens.size(), first = cache.committed() + cache.pending();
     cache.extend(m);
@@ -142,8 +145,8 @@ class model {
       keys.read = cache.layer(c.owns_kv(i) ? i : c.donor(kind));
       keys.first = first;
       keys.window = {causal.first_end, kind == attention_kind::sliding ? c.window : key_window::unlimited};
-      layers_[i].forward(ctx, ws.block, h, per_layer.slice_cols(i * c.ple_width, c.ple_width), rope[static_cast<std::size_t>(kind)], keys, rows,
-                         observe);
+      layers_[i].forward(ctx, ws.block, h, per_layer.slice_cols(i * c.ple_width, c.ple_width), rope[static_cast<std::size_t>(kind)], keys,
+                         rows, observe);
     }
 
     const auto hidden = ws.hidden.view(wanted, c.hidden_size), logits = ws.logits.view(wanted, c.vocab_size);
@@ -161,7 +164,8 @@ class model {
   static std::string prefix_of(const io::tensor_set& tensors) {
     for (const char* prefix : {"model.language_model.", "model."})
       if (tensors.find(std::string(prefix) + "embed_tokens.weight")) return prefix;
-    throw error(error_code::tensor_missing, tensors.source() + ": neither 'model.embed_tokens.weight' nor 'model.language_model.embed_tokens.weight' is there");
+    throw error(error_code::tensor_missing,
+                tensors.source() + ": neither 'model.embed_tokens.weight' nor 'model.language_model.embed_tokens.weight' is there");
   }
 
   /// out [m, L · P]: U = (norm(Wc x₀ · H^(−1/2)) + √P · Ep[id]) · 2^(−1/2), from the scaled embedding x₀ [m, H].

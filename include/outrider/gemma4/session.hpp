@@ -65,8 +65,8 @@ class session {
     last_row_ = 0;
   }
 
-  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a
-  /// row for each token.
+  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has
+  /// a row for each token.
   void verify(std::span<const token_id> tokens) {
     cache_.rollback();
     result_ = model_->forward(*ctx_, workspace_, cache_, tokens, tokens.size(), row_kind::decode);
@@ -89,7 +89,8 @@ class session {
       const std::size_t donor = config().donor(kind);
       if (donor < config().layer_count()) keys.layers[static_cast<std::size_t>(kind)] = cache_.layer(donor);
     }
-    keys.committed = committed();
+    keys.ends = {committed(), committed()};
+    keys.position = committed();
     return keys;
   }
   /// out [1, H]: the scaled embedding of one token.

@@ -20,15 +20,17 @@ namespace outrider::gemma4 {
 
 static_assert(std::endian::native == std::endian::little, "outrider: weights are used as they lie in the file, which is little-endian");
 
-/// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. Matrices stay in the file's
-/// mapping wherever their alignment allows it (no copy); vectors are widened to float once. Owns what the handed-out views point to; move-only.
+/// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. Matrices stay in the
+/// file's mapping wherever their alignment allows it (no copy); vectors are widened to float once. Owns what the handed-out views point to;
+/// move-only.
 template <backend_tag B>
 class weight_store {
   static_assert(host_accessible<space_of<B>>, "outrider: weights are read in place, which needs a backend in host memory");
 
  public:
   /// Names are looked up with `prefix` in front.
-  weight_store(std::shared_ptr<const io::tensor_set> tensors, std::string prefix) : tensors_(std::move(tensors)), prefix_(std::move(prefix)) {}
+  weight_store(std::shared_ptr<const io::tensor_set> tensors, std::string prefix)
+      : tensors_(std::move(tensors)), prefix_(std::move(prefix)) {}
 
   [[nodiscard]] const std::string& source() const noexcept { return tensors_->source(); }
 
@@ -65,8 +67,9 @@ class weight_store {
     for (std::size_t i = 0; i < n; ++i) {
       const std::int64_t id = read_integer(t, i);
       if (id < 0 || static_cast<std::size_t>(id) >= n || seen[static_cast<std::size_t>(id)])
-        throw error(error_code::tensor_mismatch, t.file + ": tensor '" + t.name + "' is no permutation of 0 to " + std::to_string(n - 1) + ": element " +
-                                                     std::to_string(i) + " is " + std::to_string(id) + ", out of range or a second time");
+        throw error(error_code::tensor_mismatch, t.file + ": tensor '" + t.name + "' is no permutation of 0 to " + std::to_string(n - 1) +
+                                                     ": element " + std::to_string(i) + " is " + std::to_string(id) +
+                                                     ", out of range or a second time");
       seen[static_cast<std::size_t>(id)] = true;
       ids.data()[i] = static_cast<token_id>(id);
     }
@@ -86,10 +89,14 @@ class weight_store {
   weight<B> load(std::string_view name, const std::vector<std::size_t>& shape, std::size_t rows, std::size_t cols) {
     const io::tensor& t = find(name, shape);
     switch (t.type) {
-      case io::dtype::f32: return in_place<float>(t, rows, cols);
-      case io::dtype::bf16: return in_place<bf16>(t, rows, cols);
-      case io::dtype::f16: return in_place<f16>(t, rows, cols);
-      default: throw wrong_type(t, "F32, BF16 or F16");
+      case io::dtype::f32:
+        return in_place<float>(t, rows, cols);
+      case io::dtype::bf16:
+        return in_place<bf16>(t, rows, cols);
+      case io::dtype::f16:
+        return in_place<f16>(t, rows, cols);
+      default:
+        throw wrong_type(t, "F32, BF16 or F16");
     }
   }
 
@@ -113,21 +120,30 @@ class weight_store {
   }
   static float read_float(const io::tensor& t, std::size_t i) {
     switch (t.type) {
-      case io::dtype::f32: return element<float>(t, i);
-      case io::dtype::bf16: return to_float(element<bf16>(t, i));
-      case io::dtype::f16: return to_float(element<f16>(t, i));
-      default: throw wrong_type(t, "F32, BF16 or F16");
+      case io::dtype::f32:
+        return element<float>(t, i);
+      case io::dtype::bf16:
+        return to_float(element<bf16>(t, i));
+      case io::dtype::f16:
+        return to_float(element<f16>(t, i));
+      default:
+        throw wrong_type(t, "F32, BF16 or F16");
     }
   }
   static std::int64_t read_integer(const io::tensor& t, std::size_t i) {
     switch (t.type) {
-      case io::dtype::i64: return element<std::int64_t>(t, i);
-      case io::dtype::i32: return element<std::int32_t>(t, i);
+      case io::dtype::i64:
+        return element<std::int64_t>(t, i);
+      case io::dtype::i32:
+        return element<std::int32_t>(t, i);
       case io::dtype::f32: {
         const float value = element<float>(t, i);
-        return value >= 0 && value < 0x1p31f && value == static_cast<float>(static_cast<std::int64_t>(value)) ? static_cast<std::int64_t>(value) : -1;
+        return value >= 0 && value < 0x1p31f && value == static_cast<float>(static_cast<std::int64_t>(value))
+                   ? static_cast<std::int64_t>(value)
+                   : -1;
       }
-      default: throw wrong_type(t, "I32, I64 or F32");
+      default:
+        throw wrong_type(t, "I32, I64 or F32");
     }
   }
   static error wrong_type(const io::tensor& t, const char* allowed) {

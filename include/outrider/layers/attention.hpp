@@ -35,8 +35,8 @@ struct attention {
   /// Projects x [m, H] (normed) to keys and values and writes them to `cache` at positions first … first + m - 1:
   /// k = rope(norm(Wk x) · k_norm), v = norm(Wv x) without weight or rotation.
   template <class Kv>
-  void append(context_of<B>& ctx, attention_scratch<B>& s, kv_view<Kv, space_of<B>> cache, matrix_for<const float, B> x, const rope_rows<B>& rope,
-              std::size_t first, row_kind kind) const noexcept {
+  void append(context_of<B>& ctx, attention_scratch<B>& s, kv_view<Kv, space_of<B>> cache, matrix_for<const float, B> x,
+              const rope_rows<B>& rope, std::size_t first, row_kind kind) const noexcept {
     const auto k = s.k.view(x.rows, kv_heads * head_dim), v = s.v.view(x.rows, kv_heads * head_dim);
     k_proj.forward(ctx, k, x, kind);
     if (k_eq_v)

@@ -15,7 +15,8 @@ struct embedding {
 
   /// out [m, n] from ids [m].
   void forward(context_of<B>& ctx, matrix_for<float, B> out, const token_id* ids) const noexcept {
-    std::visit([&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::gather_rows(ctx, out, view, ids, factor); }, table);
+    std::visit([&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::gather_rows(ctx, out, view, ids, factor); },
+               table);
   }
 
   /// The table with Gemma's factor √width: the root is rounded to bf16, as in training, unless the table is stored as f32.

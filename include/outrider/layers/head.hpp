@@ -23,17 +23,17 @@ struct dense_head {
 /// Candidate ids of some rows and their logits.
 template <class B>
 struct candidates {
-  matrix_for<float, B> logits;           // [m, c]
-  matrix_for<const token_id, B> ids;     // [m, c]; null data: column c is token c
+  matrix_for<float, B> logits;        // [m, c]
+  matrix_for<const token_id, B> ids;  // [m, c]; null data: column c is token c
 };
 
 /// A sparse head: clusters of tokens are scored by their centroids and only the best clusters' tokens get a logit.
 template <class B>
 struct centroid_head {
-  linear<B> centroids;                      // [C, H]
-  matrix_for<const token_id, B> ordering;   // [C, V / C]: the ids of each cluster
-  linear<B> projection;                     // [V, H] in vocabulary order
-  std::size_t top_k = 0;                    // clusters kept
+  linear<B> centroids;                     // [C, H]
+  matrix_for<const token_id, B> ordering;  // [C, V / C]: the ids of each cluster
+  linear<B> projection;                    // [V, H] in vocabulary order
+  std::size_t top_k = 0;                   // clusters kept
 
   /// Scratch for `max_rows` rows: what forward() returns points into it.
   struct workspace {
@@ -43,7 +43,10 @@ struct centroid_head {
 
     workspace() = default;
     workspace(std::size_t max_rows, std::size_t cluster_count, std::size_t kept, std::size_t cluster_size)
-        : scores(max_rows, cluster_count), logits(max_rows, kept * cluster_size), clusters(max_rows, kept), ids(max_rows, kept * cluster_size) {}
+        : scores(max_rows, cluster_count),
+          logits(max_rows, kept * cluster_size),
+          clusters(max_rows, kept),
+          ids(max_rows, kept * cluster_size) {}
   };
 
   /// The candidates of y [m, H]; their clusters, by falling score, stay in s.clusters as [m, top_k].

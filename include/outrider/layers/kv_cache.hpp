@@ -34,7 +34,7 @@ struct kv_layer_shape {
 ///   * after commit(m), m >= 1, the drafter sees the last W + 1 committed keys, the oldest being C + m − W − 1:   R >= W + r
 /// So R = W + max_rows serves prompt chunks of max_rows rows and verify passes of max_rows − 1 drafts (W + 1 + drafts slots): a rejected
 /// row never took the place of a key that is seen again. Exactly W slots would not do. After rollback() the next row still finds all it
-/// sees, since R >= W − 1 + r; the drafter's oldest key is gone only if all max_rows rows were pending.
+/// sees, since R >= W − 1 + r; the drafter finds all but its oldest key if max_rows rows were pending, until the next commit.
 ///
 /// Movable; a view of layer() stays valid until the cache's memory dies, across growth and moves. One thread at a time.
 template <backend_tag B, class Kv>

@@ -17,8 +17,8 @@ struct weight_variant<type_list<W...>, B> {
 };
 }  // namespace detail
 
-/// A stored matrix of one of the formats of weight_types. Formats differ per tensor inside one file, so the choice is made once per product:
-/// one predictable branch per weight.
+/// A stored matrix of one of the formats of weight_types. Formats differ per tensor inside one file, so the choice is made once per
+/// product: one predictable branch per weight.
 template <class B>
 using weight = typename detail::weight_variant<weight_types, B>::type;
 
@@ -31,8 +31,8 @@ template <class B>
   return std::visit([&](const auto& view) -> weight<B> { return view.slice_rows(first, count); }, w);
 }
 
-/// What the rows of a pass are. Prompt rows may take a product that rounds differently (the backend's matmul_prompt); rows that are decoded or
-/// verified never do. The caller knows which it has; it is never guessed from the number of rows.
+/// What the rows of a pass are. Prompt rows may take a product that rounds differently (the backend's matmul_prompt); rows that are decoded
+/// or verified never do. The caller knows which it has; it is never guessed from the number of rows.
 enum class row_kind : std::uint8_t { decode, prompt };
 
 /// A bias-free linear map y = x · wᵀ. Borrows its weight.
@@ -53,7 +53,8 @@ struct linear {
   }
 
   /// y [m, c]: the products with rows ids(r, ·) of the weight alone.
-  void forward_at(context_of<B>& ctx, matrix_for<float, B> y, matrix_for<const float, B> x, matrix_for<const token_id, B> ids) const noexcept {
+  void forward_at(context_of<B>& ctx, matrix_for<float, B> y, matrix_for<const float, B> x,
+                  matrix_for<const token_id, B> ids) const noexcept {
     std::visit([&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::gathered_matmul(ctx, y, x, view, ids); }, w);
   }
 };

@@ -23,7 +23,8 @@ struct mlp {
   std::size_t width = 0;         // I
 
   /// out [m, H] from x [m, H].
-  void forward(context_of<B>& ctx, mlp_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> x, row_kind kind) const noexcept {
+  void forward(context_of<B>& ctx, mlp_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> x,
+               row_kind kind) const noexcept {
     const auto gate = s.gate.view(x.rows, width), up = s.up.view(x.rows, width);
     gate_proj.forward(ctx, gate, x, kind);
     up_proj.forward(ctx, up, x, kind);

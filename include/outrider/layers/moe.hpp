@@ -36,12 +36,12 @@ struct moe_scratch {
 ///   out = Σ_j w_j · Wdown[e_j] (gelu_tanh(g) ⊙ u'),  [g; u'] = Wgate_up[e_j] u, gate rows first.
 template <class B>
 struct mixture_of_experts {
-  norm<B> router_norm;                        // its weight is router.scale
-  float router_factor = 1;                    // H^(−1/2)
-  linear<B> router;                           // [experts, H]
-  const float* per_expert_scale = nullptr;    // [experts]
-  weight<B> gate_up;                          // [experts · 2I, H]
-  weight<B> down;                             // [experts · H, I]
+  norm<B> router_norm;                      // its weight is router.scale
+  float router_factor = 1;                  // H^(−1/2)
+  linear<B> router;                         // [experts, H]
+  const float* per_expert_scale = nullptr;  // [experts]
+  weight<B> gate_up;                        // [experts · 2I, H]
+  weight<B> down;                           // [experts · H, I]
   std::size_t experts = 0, per_token = 0, width = 0;
 
   /// Which experts the rows of r [m, H] go to. The views point into the scratch.
@@ -56,8 +56,8 @@ struct mixture_of_experts {
   }
 
   /// out [m, H] from u [m, H] through the chosen experts.
-  void forward(context_of<B>& ctx, moe_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> u, const expert_choice<B>& choice) const
-      noexcept {
+  void forward(context_of<B>& ctx, moe_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> u,
+               const expert_choice<B>& choice) const noexcept {
     const std::size_t slots = u.rows * per_token;
     const auto both = s.gate_up.view(slots, 2 * width), y = s.out.view(slots, u.cols);
     expert_products(ctx, both, u, gate_up, choice);
@@ -70,7 +70,9 @@ struct mixture_of_experts {
  private:
   static void expert_products(context_of<B>& ctx, matrix_for<float, B> y, matrix_for<const float, B> x, const weight<B>& w,
                               const expert_choice<B>& choice) noexcept {
-    std::visit([&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::expert_matmul(ctx, y, x, view, choice.experts.data); }, w);
+    std::visit(
+        [&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::expert_matmul(ctx, y, x, view, choice.experts.data); },
+        w);
   }
 };
 

@@ -24,7 +24,8 @@ template <class B>
 class rope_table {
  public:
   rope_table() = default;
-  rope_table(std::size_t max_rows, std::size_t head_dim) : cos_(max_rows, head_dim / 2), sin_(max_rows, head_dim / 2), half_(head_dim / 2) {}
+  rope_table(std::size_t max_rows, std::size_t head_dim)
+      : cos_(max_rows, head_dim / 2), sin_(max_rows, head_dim / 2), half_(head_dim / 2) {}
 
   /// The table for positions [m] and frequencies [head_dim / 2] (radians per position); valid until the next call.
   rope_rows<B> fill(context_of<B>& ctx, const std::int32_t* positions, std::size_t m, const float* frequencies) noexcept {

@@ -1,0 +1,256 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// The target's pass against the recorded one, stage by stage, and against itself: in chunks, with rows nobody wants, beside other rows, on
+// other numbers of threads.
+//
+// Pitfalls that a recorded stage settles without a test of their own:
+//   26 plain norm weights, 27 attention scale and softcap, 28 rotation of full layers, 30 values of k_eq_v layers, 31 norm before the
+//   residual, 36 GEGLU also in experts, 115 router, 116 gate rows first          `layer.0` … (`attention.i`, `router.i`)
+//   32 layer_scalar once, after the per-layer inputs                             `layer.i`
+//   34 embedding factor, 35 per-layer constants                                  `embed`, `ple`
+//   37 double-wide MLP, 38 and 39 donors by attention kind                       `layer.i` of the sharing layers of e2b and e4b
+//   46 window i − W < j <= i                                                     every `layer.i` of the long prompt, 23 > W
+//   54 hidden states after the final norm                                        `hidden`
+#pragma once
+#include <map>
+
+#include "golden_data.hpp"
+
+namespace models {
+
+/// An observer that keeps what it sees, under the names of the golden tensors.
+struct stages_seen {
+  std::map<std::string, std::vector<float>> rows;
+
+  template <class View>
+  void operator()(gemma4::stage stage, std::size_t layer, const View& view) {
+    const std::string i = std::to_string(layer);
+    switch (stage) {
+      case gemma4::stage::embedding:
+        rows["embed"] = copy_of(view);
+        break;
+      case gemma4::stage::per_layer_inputs:
+        rows["ple"] = copy_of(view);
+        break;
+      case gemma4::stage::attention_output:
+        rows["attention." + i] = copy_of(view);
+        break;
+      case gemma4::stage::experts:
+        rows["router." + i + ".experts"] = copy_of(view);
+        break;
+      case gemma4::stage::expert_weights:
+        rows["router." + i + ".weights"] = copy_of(view);
+        break;
+      case gemma4::stage::layer_output:
+        rows["layer." + i] = copy_of(view);
+        break;
+    }
+  }
+};
+
+TEST_CASE_TEMPLATE("every stage of a prompt's pass is the recorded one", B, OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : float_cases) {
+    CAPTURE(name);
+    const golden expected(name);
+    context_of<B> ctx{execution{}};
+    const auto target = gemma4::load_model<B>(expected.directory / "target");
+    const gemma4::text_config& c = target.config();
+    const auto roundings = [](std::size_t layers_before) { return roundings_per_layer * static_cast<double>(layers_before + 1); };
+    for (const std::string prompt : {"p0", "p1"})
+      for (const row_kind kind : {row_kind::prompt, row_kind::decode}) {
+        CAPTURE(prompt);
+        const std::vector<token_id> tokens = expected.ids(prompt + ".prompt");
+        passes<B> run(target, ctx, tokens.size());
+        stages_seen seen;
+        const auto result = run.forward(tokens, tokens.size(), kind, seen);
+        const auto want = [&](const std::string& stage) { return expected.floats(prompt + "." + stage); };
+
+        check_close("embed", seen.rows.at("embed"), want("embed"), c.hidden_size, expected.tolerance("layer"), 1);
+        if (c.ple_width != 0)
+          check_close("ple", seen.rows.at("ple"), want("ple"), c.ple_width, expected.tolerance("layer"), roundings(0));
+        for (std::size_t i = 0; i < c.layer_count(); ++i) {
+          const std::string at = std::to_string(i);
+          check_close("layer " + at, seen.rows.at("layer." + at), want("layer." + at), c.hidden_size, expected.tolerance("layer"),
+                      roundings(i + 1));
+          // A sum of values that may cancel, so the norm of the result says nothing: the keys' and layers' tolerance alone.
+          if (expected.has(prompt + ".attention." + at))
+            check_close("attention " + at, seen.rows.at("attention." + at), want("attention." + at), c.hidden_size,
+                        expected.tolerance("layer"), 4 * roundings(i + 1));
+          if (c.experts == 0) continue;
+          const std::vector<token_id> experts = expected.ids(prompt + ".router." + at + ".experts");
+          CHECK(seen.rows.at("router." + at + ".experts") == std::vector<float>(experts.begin(), experts.end()));
+          check_close("expert weights " + at, seen.rows.at("router." + at + ".weights"), want("router." + at + ".weights"),
+                      c.experts_per_token, expected.tolerance("layer"), roundings(i + 1));
+        }
+        check_close("hidden", copy_of(result.hidden), want("hidden"), c.hidden_size, expected.tolerance("hidden"),
+                    roundings(c.layer_count() + 1));
+        check_close("logits", copy_of(result.logits), want("logits"), c.vocab_size, expected.tolerance("logits"),
+                    roundings(c.layer_count() + 1));
+
+        run.cache.commit(tokens.size());
+        for (const attention_kind attention : gemma4::attention_kinds) {
+          const std::size_t donor = c.donor(attention);
+          const std::string kv = std::string("kv.") + name_of(attention);
+          CHECK(donor == expected.json.at("donors").at(name_of(attention)).template get<std::size_t>());
+          const keys_and_values<float> rows(std::as_const(run.cache).layer(donor), 0, tokens.size());
+          const std::size_t head_dim = c.shape(attention).head_dim;
+          check_close(kv + ".k", rows.keys, want(kv + ".k"), head_dim, expected.tolerance("kv"), roundings(donor + 1));
+          check_close(kv + ".v", rows.values, want(kv + ".v"), head_dim, expected.tolerance("kv"), roundings(donor + 1));
+        }
+      }
+  }
+}
+
+/// What a prompt leaves behind: the last row's results and the keys that later rows or the drafter can see.
+struct prompt_outcome {
+  std::vector<float> logits, hidden, keys;
+};
+
+template <class B>
+prompt_outcome process_in_chunks(const gemma4::model<B>& target, context_of<B>& ctx, std::span<const token_id> tokens,
+                                 const std::vector<std::size_t>& chunks, row_kind kind) {
+  passes<B> run(target, ctx, *std::max_element(chunks.begin(), chunks.end()));
+  prompt_outcome outcome;
+  std::size_t done = 0;
+  for (const std::size_t rows : chunks) {
+    const std::size_t wanted = done + rows == tokens.size() ? 1 : 0;
+    const auto result = run.forward(tokens.subspan(done, rows), wanted, kind);
+    outcome = {copy_of(result.logits), copy_of(result.hidden), {}};
+    run.cache.commit(rows);
+    done += rows;
+  }
+  REQUIRE(done == tokens.size());
+  for (std::size_t layer = 0; layer < run.cache.layer_count(); ++layer) {
+    const bool sliding = target.config().layers[layer] == attention_kind::sliding;
+    const std::size_t first = sliding && done > target.config().window ? done - target.config().window : 0;
+    const keys_and_values<float> rows(std::as_const(run.cache).layer(layer), first, done);
+    outcome.keys.insert(outcome.keys.end(), rows.keys.begin(), rows.keys.end());
+    outcome.keys.insert(outcome.keys.end(), rows.values.begin(), rows.values.end());
+  }
+  return outcome;
+}
+
+// Pitfalls 33 (decoding is the prompt's pass, row by row, with every feature), 38 (sharing across chunks), 105.
+TEST_CASE_TEMPLATE("a prompt in one chunk, in uneven chunks and token by token gives one result", B, OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : float_cases) {
+    CAPTURE(name);
+    const golden expected(name);
+    context_of<B> ctx{execution{}};
+    const auto target = gemma4::load_model<B>(expected.directory / "target");
+    const std::vector<token_id> tokens = expected.ids("p1.prompt");
+    const std::size_t n = tokens.size();
+    for (const row_kind kind : {row_kind::prompt, row_kind::decode}) {
+      const prompt_outcome whole = process_in_chunks(target, ctx, tokens, {n}, kind);
+      for (const auto& chunks : {std::vector<std::size_t>(n, 1), {1, 2, 7, n - 10}, {n - 1, 1}, {8, 8, n - 16}, {1, n - 1}}) {
+        CAPTURE(chunks.size());
+        CAPTURE(chunks.front());
+        const prompt_outcome parts = process_in_chunks(target, ctx, tokens, chunks, kind);
+        if (kind == row_kind::decode || prompts_are_exact<B>) {
+          CHECK(same_bits(parts.logits, whole.logits));
+          CHECK(same_bits(parts.hidden, whole.hidden));
+          CHECK(same_bits(parts.keys, whole.keys));
+        } else {
+          const double roundings = roundings_per_layer * static_cast<double>(target.config().layer_count() + 2);
+          check_close("logits", parts.logits, whole.logits, parts.logits.size(), expected.tolerance("logits"), roundings);
+          check_close("hidden", parts.hidden, whole.hidden, parts.hidden.size(), expected.tolerance("hidden"), roundings);
+          check_close("keys", parts.keys, whole.keys, parts.keys.size(), expected.tolerance("kv"), roundings);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("pitfall 40: stopping unwanted rows at the first sharing layer changes no bit of the wanted ones", B,
+                   OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : float_cases) {
+    CAPTURE(name);
+    const golden expected(name);
+    context_of<B> ctx{execution{}};
+    const auto target = gemma4::load_model<B>(expected.directory / "target");
+    const std::vector<token_id> tokens = expected.ids("p1.prompt");
+    passes<B> all(target, ctx, tokens.size());
+    const auto whole = all.forward(tokens, tokens.size(), row_kind::decode);
+    for (const std::size_t wanted : {std::size_t{1}, std::size_t{2}, std::size_t{9}, tokens.size() - 1}) {
+      CAPTURE(wanted);
+      passes<B> some(target, ctx, tokens.size());
+      const auto part = some.forward(tokens, wanted, row_kind::decode);
+      CHECK(same_bits(copy_of(part.logits), copy_of(whole.logits.last_rows(wanted))));
+      CHECK(same_bits(copy_of(part.hidden), copy_of(whole.hidden.last_rows(wanted))));
+    }
+  }
+}
+
+/// Results and keys of every row of a pass over `tokens` behind `before`.
+template <class B>
+std::vector<std::vector<float>> rows_behind(const gemma4::model<B>& target, context_of<B>& ctx, std::span<const token_id> before,
+                                            std::span<const token_id> tokens, bool together) {
+  passes<B> run(target, ctx, (std::max)(tokens.size(), before.size()));
+  if (!before.empty()) {
+    run.forward(before, 0, row_kind::decode);
+    run.cache.commit(before.size());
+  }
+  std::vector<std::vector<float>> rows;
+  const std::size_t m = together ? tokens.size() : 1;
+  for (std::size_t done = 0; done < tokens.size(); done += m) {
+    const auto result = run.forward(tokens.subspan(done, m), m, row_kind::decode);
+    run.cache.commit(m);
+    for (std::size_t r = 0; r < m; ++r) {
+      std::vector<float> row = copy_of(result.logits.slice_rows(r, 1));
+      const std::vector<float> hidden = copy_of(result.hidden.slice_rows(r, 1));
+      row.insert(row.end(), hidden.begin(), hidden.end());
+      for (std::size_t layer = 0; layer < run.cache.layer_count(); ++layer) {
+        const std::size_t position = before.size() + done + r;
+        const keys_and_values<float> kv(std::as_const(run.cache).layer(layer), position, position + 1);
+        row.insert(row.end(), kv.keys.begin(), kv.keys.end());
+        row.insert(row.end(), kv.values.begin(), kv.values.end());
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
+TEST_CASE_TEMPLATE("pitfall 126: a row verified among others has the bits of the row decoded alone", B, OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : {"e2b", "e4b", "dense31b", "moe26b", "unified12b", "e2b_bf16"}) {
+    CAPTURE(name);
+    const golden expected(name);
+    context_of<B> one{execution{1}};
+    const auto target = gemma4::load_model<B>(expected.directory / "target");
+    const std::vector<token_id> text = expected.text("p1");
+    const std::size_t window = target.config().window;
+    for (const std::size_t position : {std::size_t{0}, std::size_t{3}, window - 1, window, 3 * window + 2}) {
+      CAPTURE(position);
+      const std::span<const token_id> before = std::span(text).first(position);
+      const auto alone = rows_behind(target, one, before, std::span(text).subspan(position, 9), false);
+      for (const unsigned threads : {1u, 2u, 3u}) {
+        CAPTURE(threads);
+        context_of<B> ctx{execution{threads}};
+        for (std::size_t m = 1; m <= 9; ++m) {
+          CAPTURE(m);
+          const auto rows = rows_behind(target, ctx, before, std::span(text).subspan(position, m), true);
+          CHECK(std::equal(rows.begin(), rows.end(), alone.begin(), same_bits));
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("both layouts of the multimodal names give exactly the logits of the text model", B, OUTRIDER_TESTED_BACKENDS) {
+  const golden expected("multimodal_names");
+  context_of<B> ctx{execution{}};
+  const auto e2b = gemma4::load_model<B>(golden_directory / "e2b/target");
+  for (const char* layout : {"target", "target_flat"}) {
+    CAPTURE(layout);
+    const auto target = gemma4::load_model<B>(expected.directory / layout);
+    for (const std::string prompt : {"p0", "p1"}) {
+      const std::vector<token_id> tokens = expected.ids(prompt + ".prompt");
+      passes<B> run(target, ctx, tokens.size()), text_only(e2b, ctx, tokens.size());
+      const std::vector<float> logits = copy_of(run.forward(tokens, tokens.size(), row_kind::prompt).logits);
+      CHECK(same_bits(logits, copy_of(text_only.forward(tokens, tokens.size(), row_kind::prompt).logits)));
+      check_close("logits", logits, expected.floats(prompt + ".logits"), target.config().vocab_size, expected.tolerance("logits"),
+                  roundings_per_layer * static_cast<double>(target.config().layer_count() + 2));
+    }
+  }
+}
+
+}  // namespace models

@@ -1,0 +1,182 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// What the golden tests share: the recorded cases of tests/golden, the models they belong to, and comparison by bound or by bits.
+#pragma once
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <span>
+#include <string>
+#include <vector>
+
+#include <nlohmann/json.hpp>
+
+#include "outrider/gemma4/load.hpp"
+#include "outrider/gemma4/session.hpp"
+#include "outrider/io/safetensors.hpp"
+
+namespace models {
+
+using namespace outrider;
+using gemma4::attention_kind;
+using gemma4::row_kind;
+
+/// Whether matmul_prompt rounds as matmul does, so that the bits of a prompt do not depend on its chunks. A backend where it does not
+/// specialises this in its test.
+template <class B>
+inline constexpr bool prompts_are_exact = true;
+
+/// The float32 cases that have everything: stages, keys, drafts, rounds.
+inline constexpr const char* float_cases[] = {"e2b", "e4b", "dense31b", "moe26b", "unified12b"};
+
+inline const std::filesystem::path source_directory = OUTRIDER_SOURCE_DIR;
+inline const std::filesystem::path golden_directory = source_directory / "tests/golden";
+
+inline nlohmann::json read_json(const std::filesystem::path& file) { return nlohmann::json::parse(std::ifstream(file)); }
+
+/// One case of tests/golden: its tensors and its numbers, see the README there.
+class golden {
+ public:
+  explicit golden(const std::string& name)
+      : directory(golden_directory / name),
+        json(read_json(directory / "expected.json")),
+        tensors_(io::load_safetensors(directory / "expected.safetensors")) {}
+
+  std::filesystem::path directory;
+  nlohmann::json json;
+
+  [[nodiscard]] bool has(const std::string& name) const { return tensors_.find(name) != nullptr; }
+  [[nodiscard]] std::vector<std::size_t> shape(const std::string& name) const { return tensors_.at(name).shape; }
+  [[nodiscard]] std::vector<float> floats(const std::string& name) const { return read<float>(name, io::dtype::f32); }
+  [[nodiscard]] std::vector<token_id> ids(const std::string& name) const {
+    const std::vector<std::int64_t> wide = read<std::int64_t>(name, io::dtype::i64);
+    return {wide.begin(), wide.end()};
+  }
+  [[nodiscard]] double tolerance(const char* what) const { return json.at("tolerance").at(what); }
+
+  /// "p0", "p1" and, where there are more prompts, "x0" …
+  [[nodiscard]] std::vector<std::string> prompts() const {
+    std::vector<std::string> names;
+    for (const char* name : {"p0", "p1", "x0", "x1", "x2"})
+      if (has(name + std::string(".prompt"))) names.emplace_back(name);
+    return names;
+  }
+  /// The numbers of "p0" or "p1".
+  [[nodiscard]] const nlohmann::json& numbers(const std::string& prompt) const { return json.at("prompts").at(prompt == "p0" ? 0 : 1); }
+  /// Prompt and recorded continuation in one.
+  [[nodiscard]] std::vector<token_id> text(const std::string& prompt) const {
+    std::vector<token_id> all = ids(prompt + ".prompt");
+    const std::vector<token_id> greedy = ids(prompt + ".greedy");
+    all.insert(all.end(), greedy.begin(), greedy.end());
+    return all;
+  }
+
+ private:
+  template <class T>
+  std::vector<T> read(const std::string& name, io::dtype type) const {
+    const io::tensor& t = tensors_.at(name);
+    REQUIRE(t.type == type);
+    std::vector<T> values(t.bytes.size() / sizeof(T));
+    std::memcpy(values.data(), t.bytes.data(), t.bytes.size());
+    return values;
+  }
+
+  io::tensor_set tensors_;
+};
+
+/// A target and its assistant on backend B.
+template <class B>
+struct model_pair {
+  gemma4::model<B> target;
+  gemma4::assistant<B> assistant;
+  context_of<B> ctx;
+
+  explicit model_pair(const std::filesystem::path& directory, execution how = {})
+      : target(gemma4::load_model<B>(directory / "target")), assistant(gemma4::load_assistant<B>(directory / "assistant")), ctx(how) {}
+};
+
+/// A target's cache and workspace, for passes that a session does not make: with an observer, or with hidden states of all rows.
+template <class B, class Kv = float>
+struct passes {
+  const gemma4::model<B>* target;
+  context_of<B>* ctx;
+  gemma4::workspace<B> workspace;
+  kv_cache<B, Kv> cache;
+
+  passes(const gemma4::model<B>& model, context_of<B>& context, std::size_t max_rows, std::size_t max_positions = 256)
+      : target(&model), ctx(&context), workspace(model.config(), max_rows, max_rows), cache(model.kv_layers(), max_rows, max_positions) {}
+
+  template <class Observer = gemma4::no_observer>
+  gemma4::forward_result<B> forward(std::span<const token_id> tokens, std::size_t wanted, row_kind kind, Observer&& observe = {}) {
+    return target->forward(*ctx, workspace, cache, tokens, wanted, kind, observe);
+  }
+};
+
+template <class View>
+std::vector<float> copy_of(const View& rows) {
+  std::vector<float> values;
+  values.reserve(rows.rows * rows.cols);
+  for (std::size_t r = 0; r < rows.rows; ++r)
+    for (std::size_t c = 0; c < rows.cols; ++c) values.push_back(static_cast<float>(rows(r, c)));
+  return values;
+}
+
+/// Keys, then values, of positions begin … end - 1: [heads, end - begin, head_dim] each, as the golden files have them.
+template <class Kv>
+struct keys_and_values {
+  std::vector<float> keys, values;
+
+  keys_and_values(const kv_view<const Kv>& cache, std::size_t begin, std::size_t end) {
+    for (std::size_t h = 0; h < cache.heads; ++h)
+      for (std::size_t p = begin; p < end; ++p)
+        for (std::size_t c = 0; c < cache.head_dim; ++c) {
+          keys.push_back(to_float(cache.key(p, h)[c]));
+          values.push_back(to_float(cache.value(p, h)[c]));
+        }
+  }
+};
+
+[[nodiscard]] inline bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+/// Checks got against want, rows of `cols` elements. An element may be off by `absolute`, and by `roundings` roundings of the row's norm.
+///
+/// `absolute` is a tolerance of the case: eight times the rounding noise that was measured on the recording implementation itself, between
+/// its own float32 paths and float64.
+/// `roundings` is derived. u = 2^-24 is one rounding; a stage is computed from rows of norm ‖x‖ by products whose sums have at most n = 96
+/// terms (the widest MLP of the cases). Roundings of a sum are of random sign, so it is off by about √n·u·‖x‖ ≈ 10·u·‖x‖, on either side;
+/// a branch of a layer is three such products deep, a layer has up to three branches, and every branch is normed before it joins the
+/// stream, so that no error grows but by what the layers add up: 10 · 3 · 3 ≈ 100 roundings a layer. A stage behind d layers is given
+/// 100·(d + 1). For the first layers this is the tighter of the two bounds.
+inline void check_close(const std::string& what, const std::vector<float>& got, const std::vector<float>& want, std::size_t cols,
+                        double absolute, double roundings) {
+  CAPTURE(what);
+  REQUIRE(got.size() == want.size());
+  std::size_t worst_row = 0;
+  double worst_error = 0, worst_bound = 1;
+  for (std::size_t begin = 0; begin < want.size(); begin += cols) {
+    double norm = 0, error = 0;
+    for (std::size_t i = begin; i < begin + cols; ++i) {
+      norm += double{want[i]} * double{want[i]};
+      const double off = std::abs(double{got[i]} - double{want[i]});
+      if (!(off <= error)) error = off;  // a NaN stays
+    }
+    const double bound = (std::min)(absolute, roundings * 0x1p-24 * std::sqrt(norm));
+    if (!(error * worst_bound <= worst_error * bound)) {
+      worst_row = begin / cols;
+      worst_error = error;
+      worst_bound = bound;
+    }
+  }
+  CAPTURE(worst_row);
+  CHECK(worst_error <= worst_bound);
+}
+inline constexpr double roundings_per_layer = 100;
+
+}  // namespace models
