@@ -9,7 +9,8 @@
 #endif
 
 /// Checks a precondition of the caller. Off by default, because ops are noexcept and hot; define it before the first include to hook in
-/// your own, for example `#define OUTRIDER_ASSERT(condition) assert(condition)`.
+/// your own, the same way in all translation units,
+/// for example `#define OUTRIDER_ASSERT(condition) assert(condition)`.
 #if !defined(OUTRIDER_ASSERT)
 #define OUTRIDER_ASSERT(condition) static_cast<void>(0)
 #endif

@@ -24,7 +24,6 @@ namespace models {
 
 using namespace outrider;
 using gemma4::attention_kind;
-using gemma4::row_kind;
 
 /// Whether matmul_prompt rounds as matmul does, so that the bits of a prompt do not depend on its chunks. A backend where it does not
 /// specialises this in its test.

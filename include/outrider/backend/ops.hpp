@@ -4,8 +4,7 @@
 //
 // Rules for every op
 //   * static, void, noexcept, one signature per name; no allocation, no lock held across calls, no output. Views are passed by value.
-//   * Activations are float. m, the number of rows, is a run-time value: decoding (m = 1), verifying (m = drafts + 1) and prompts are one
-//   op.
+//   * Activations are float. m, the number of rows, is a run-time value: decoding (m = 1), verifying (m = drafts + 1) and prompts are one op.
 //   * The bits of a row of `out` depend on that row's inputs alone, never on m, on the row's place, on what the other rows hold, or on the
 //     number of threads. Speculation is exact because of this line. (matmul_prompt alone may depend on m.)
 //   * Empty extents (m = 0, n = 0, no keys) are legal and do nothing beyond what the formula gives.
@@ -42,8 +41,7 @@ struct linear_ops;
 /// rms_norm(ctx, out [m, n], x [m, n], weight [n] or null, eps)       out = x / √(mean(x²) + eps) · weight            in place
 ///     The weight is used as stored (Gemma 4: no "1 + weight"); null means weightless.
 ///
-/// rope_table(ctx, cos [m, h], sin [m, h], positions [m], frequencies [h])   cos(r, i) = cos(float(positions[r] · frequencies[i])), sin
-/// alike
+/// rope_table(ctx, cos [m, h], sin [m, h], positions [m], frequencies [h])   cos(r, i) = cos(float(positions[r] · frequencies[i])), sin alike
 ///     The angle is rounded to float before the function is taken, as the reference implementation does.
 ///
 /// rope(ctx, x [m·heads, 2h], cos [m, h], sin [m, h])                                                                 in place

@@ -12,8 +12,7 @@
 namespace outrider {
 
 // How a CPU backend spreads work: a policy with one function,
-//   for_ranges(threads, count, grain, body)     calls body(begin, end) until 0 … count - 1 are covered, in pieces whose inner borders are
-//   multiples of grain.
+//   for_ranges(threads, count, grain, body)     calls body(begin, end) until 0 … count - 1 are covered, in pieces whose inner borders are multiples of grain.
 // Pieces never share an output, so the split cannot change a result. This is the only file with an OpenMP directive.
 
 /// Everything on the calling thread.

@@ -15,8 +15,7 @@ struct execution {
 
 /// What a backend is, besides its ops. A backend is an empty tag type; specialise this for it:
 ///   using space     = where its tensors live (host_space, device_space)
-///   using context   = what its ops run with (threads, a stream); explicitly constructible from `execution`, passed to every op by
-///   reference.
+///   using context   = what its ops run with (threads, a stream); explicitly constructible from `execution`, passed to every op by reference.
 ///                     One context serves one thread of the program at a time; `unsigned threads() const noexcept` says how many it uses.
 ///   static std::string_view name() noexcept               "highway"
 ///   static std::string_view simd() noexcept               what the ops run on: "AVX2", "scalar"

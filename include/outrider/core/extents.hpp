@@ -20,6 +20,6 @@ namespace outrider {
   return a + b;
 }
 
-[[nodiscard]] OUTRIDER_HD constexpr std::size_t divide_up(std::size_t a, std::size_t b) noexcept { return (a + b - 1) / b; }
+[[nodiscard]] OUTRIDER_HD constexpr std::size_t divide_up(std::size_t a, std::size_t b) noexcept { return a / b + (a % b != 0 ? 1 : 0); }
 
 }  // namespace outrider

@@ -12,7 +12,8 @@ namespace outrider {
 ///   growing: position p lies in slot p, `block_rows` slots a block (ring_rows == 0);
 ///   ring:    position p lies in slot p mod ring_rows, all slots in blocks[0] (ring_rows == block_rows).
 /// A block holds keys [heads, block_rows, head_dim], then values [heads, block_rows, head_dim]: the keys of a head are one stream.
-/// The table `blocks` outlives every growth of the cache, so a view stays valid for the cache's life.
+/// The table `blocks` outlives every growth of the cache, so a view stays valid for the cache's life. It lies in Space, like the blocks: of a
+/// device's view, key() and value() are for device code.
 template <class Kv, class Space = host_space>
 struct kv_view {
   Kv* const* blocks = nullptr;

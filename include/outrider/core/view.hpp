@@ -29,7 +29,7 @@ struct matrix_view {
 
   /// Rows first … first + count - 1.
   [[nodiscard]] OUTRIDER_HD constexpr matrix_view slice_rows(std::size_t first, std::size_t count) const noexcept {
-    OUTRIDER_ASSERT(first + count <= rows);
+    OUTRIDER_ASSERT(first <= rows && count <= rows - first);
     return {data + first * stride, count, cols, stride};
   }
   [[nodiscard]] OUTRIDER_HD constexpr matrix_view first_rows(std::size_t count) const noexcept { return slice_rows(0, count); }
@@ -37,7 +37,7 @@ struct matrix_view {
 
   /// Columns first … first + count - 1, same rows.
   [[nodiscard]] OUTRIDER_HD constexpr matrix_view slice_cols(std::size_t first, std::size_t count) const noexcept {
-    OUTRIDER_ASSERT(first + count <= cols);
+    OUTRIDER_ASSERT(first <= cols && count <= cols - first);
     return {data + first, rows, count, stride};
   }
 
@@ -58,7 +58,7 @@ struct weight_view {
 
   [[nodiscard]] OUTRIDER_HD constexpr const W* row(std::size_t r) const noexcept { return data + r * stride; }
   [[nodiscard]] OUTRIDER_HD constexpr weight_view slice_rows(std::size_t first, std::size_t count) const noexcept {
-    OUTRIDER_ASSERT(first + count <= rows);
+    OUTRIDER_ASSERT(first <= rows && count <= rows - first);
     return {data + first * stride, count, cols, stride};
   }
 };

@@ -75,8 +75,7 @@ struct no_draft {
   }
 };
 
-/// Drafts with a Gemma 4 Assistant, which reads the target's keys where they lie. Borrows the assistant and the context; one thread at a
-/// time.
+/// Drafts with a Gemma 4 Assistant, which reads the target's keys where they lie. Borrows the assistant and the context; one thread at a time.
 template <backend B>
 class assistant_drafter {
  public:

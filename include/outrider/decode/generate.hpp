@@ -135,8 +135,7 @@ token_id start(Target& target, std::span<const token_id> prompt, const generate_
 }  // namespace detail
 
 /// Plain decoding, a token per pass: the definition of the text that speculation must reproduce.
-///   prompt   token ids, processed behind what the target has committed; afterwards everything but the last emitted token is committed, so
-///   a
+///   prompt   token ids, processed behind what the target has committed; afterwards everything but the last emitted token is committed, so a
 ///            conversation goes on with a prompt that begins with that token
 ///   emit     called with every token as it is chosen; returns void, or false to stop. It may throw: the target stays usable.
 /// Errors, before anything is processed: argument_invalid, context_full; out_of_memory.

@@ -17,8 +17,7 @@ namespace outrider {
 ///
 /// With n tokens known, positions 0 … n - 2 are committed and y[n - 1] is not yet processed. A round
 ///   1. lets the drafter guess d1 … dk                                                          k <= draft, tokens still wanted - 1, room
-///   2. processes [y[n-1], d1 … dk] in one pass; row i's logits give the target's token at position n + i, for as long as d1 … di were
-///   right
+///   2. processes [y[n-1], d1 … dk] in one pass; row i's logits give the target's token at position n + i, for as long as d1 … di were right
 ///   3. emits the target's tokens up to and including the first that differs from its draft: m drafts and one more
 ///   4. commits the keys of what was kept and forgets the rest
 /// The drafter can change the speed, never the text. Borrows target and drafter; one thread at a time.

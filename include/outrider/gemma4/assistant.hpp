@@ -89,8 +89,7 @@ class assistant {
 
   /// One draft step from input(ws): candidates with their logits, and state(ws).
   ///   h = Wpre [e; s];  four layers that read the target's keys;  z = norm(h);  s' = Wpost z;  logits = z · Eᵀ
-  /// All steps of a round have the same position and keys. Sliding layers see the last W + 1 keys, full ones all of them, and no layer sees
-  /// the query itself.
+  /// All steps of a round have the same position and keys. Sliding layers see the last W + 1 keys, full ones all of them, and no layer sees the query itself.
   template <class Kv>
   candidates<B> forward(context_of<B>& ctx, workspace& ws, const shared_kv<Kv, space_of<B>>& keys) const {
     const text_config& c = config_.text;

@@ -133,8 +133,7 @@ struct decoder_layer {
   }
 };
 
-/// Finds the weights of layer i. Layers that share keys and values have no k_proj, v_proj and k_norm; where a file carries them they are
-/// dead.
+/// Finds the weights of layer i. Layers that share keys and values have no k_proj, v_proj and k_norm; where a file carries them they are dead.
 template <class B>
 decoder_layer<B> load_layer(weight_store<B>& store, const text_config& c, std::size_t i) {
   const auto eps = static_cast<float>(c.rms_norm_eps);

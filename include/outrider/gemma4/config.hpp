@@ -51,7 +51,7 @@ struct text_config {
   std::vector<attention_kind> layers;
   std::array<attention_shape, 2> attention{};  // by attention_kind
   std::size_t window = 0;                      // W: a sliding layer's query sees W positions, itself included
-  bool causal = true;                          // false: queries look ahead too, which nothing here runs; see require_runnable
+  bool causal = true;                          // false: queries look ahead too, which model refuses to run
   std::size_t kv_shared_layers = 0;            // the last n layers read the keys and values of an earlier one
   bool k_eq_v = false;                         // full layers: values start from the raw key projection, there is no v_proj
   bool double_wide_mlp = false;                // layers that share keys and values have twice the MLP width
@@ -72,8 +72,7 @@ struct text_config {
   [[nodiscard]] bool owns_kv(std::size_t layer) const noexcept { return layer < first_shared(); }
   [[nodiscard]] const attention_shape& shape(attention_kind kind) const noexcept { return attention[static_cast<std::size_t>(kind)]; }
   [[nodiscard]] const attention_shape& shape_of(std::size_t layer) const noexcept { return shape(layers[layer]); }
-  /// The last layer of that kind with keys and values of its own: the donor of sharing layers and of the drafter. layer_count() if there is
-  /// none.
+  /// The last layer of that kind with keys and values of its own: the donor of sharing layers and of the drafter. layer_count() if there is none.
   [[nodiscard]] std::size_t donor(attention_kind kind) const noexcept {
     for (std::size_t i = first_shared(); i-- > 0;)
       if (layers[i] == kind) return i;

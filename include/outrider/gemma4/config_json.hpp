@@ -304,11 +304,4 @@ inline bool is_target(std::string_view model_type) noexcept {
   return g;
 }
 
-/// Refuses, with error_code::model_unsupported, a legal stack that cannot generate text: one whose tokens look ahead.
-inline void require_runnable(const text_config& config, const std::string& file) {
-  if (!config.causal)
-    throw error(error_code::model_unsupported,
-                file + ": use_bidirectional_attention is \"all\", a model that does not generate text; allowed: null or \"vision\"");
-}
-
 }  // namespace outrider::gemma4

@@ -22,8 +22,7 @@ struct range {
 
 /// A JSON object of a configuration file that knows its place, so that reading a field is one line and every refusal names file, key, what
 /// was found and what is allowed. Types are strict: no numbers in strings, no null for a number, no fraction for a whole number; a whole
-/// number is a legal real one. A field without a fallback must be there. Borrows the document. All members throw error_code::config_invalid
-/// unless said otherwise.
+/// number is a legal real one. A field without a fallback must be there. Borrows the document. All members throw error_code::config_invalid unless said otherwise.
 class config_object {
  public:
   /// The top of a file.

@@ -27,8 +27,7 @@ struct forward_result {
   matrix_for<const float, B> hidden;  // [wanted, H], after the final norm: what the drafter reads
 };
 
-/// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a
-/// time.
+/// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a time.
 template <class B>
 struct workspace {
   scratch<token_id, B> ids;
@@ -64,10 +63,9 @@ class model {
     if (c.kv_shared_layers >= c.layer_count())
       throw error(error_code::model_unsupported, store_.source() + ": all " + std::to_string(c.layer_count()) +
                                                      " layers share keys and values of others: this is a drafter, not a target");
-    if (!c.causal) throw error(error_code::model_unsupported, store_.source() + ": the model is bidirectional, it cannot be decoded");
-    if (c.ple_width != 0 && c.ple_vocab_size < c.vocab_size)
-      throw error(error_code::model_unsupported, store_.source() + ": the per-layer table has " + std::to_string(c.ple_vocab_size) +
-                                                     " rows, fewer than the vocabulary's " + std::to_string(c.vocab_size));
+    if (!c.causal)
+      throw error(error_code::model_unsupported,
+                  store_.source() + ": use_bidirectional_attention is \"all\", a model whose tokens look ahead does not generate text; allowed: null or \"vision\"");
     const weight<B> table = store_.matrix("embed_tokens.weight", c.vocab_size, c.hidden_size);
     embed_tokens_ = embedding<B>::scaled_by_root(table, c.hidden_size);
     final_norm_.weight = store_.vector("norm.weight", c.hidden_size);

@@ -65,8 +65,7 @@ class session {
     last_row_ = 0;
   }
 
-  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has
-  /// a row for each token.
+  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a row for each token.
   void verify(std::span<const token_id> tokens) {
     cache_.rollback();
     result_ = model_->forward(*ctx_, workspace_, cache_, tokens, tokens.size(), row_kind::decode);

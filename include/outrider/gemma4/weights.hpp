@@ -21,8 +21,7 @@ namespace outrider::gemma4 {
 static_assert(std::endian::native == std::endian::little, "outrider: weights are used as they lie in the file, which is little-endian");
 
 /// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. Matrices stay in the
-/// file's mapping wherever their alignment allows it (no copy); vectors are widened to float once. Owns what the handed-out views point to;
-/// move-only.
+/// file's mapping wherever their alignment allows it (no copy); vectors are widened to float once. Owns what the handed-out views point to; move-only.
 template <backend_tag B>
 class weight_store {
   static_assert(host_accessible<space_of<B>>, "outrider: weights are read in place, which needs a backend in host memory");

@@ -29,8 +29,7 @@ namespace detail {
 }
 
 /// Reads the header of one safetensors file:
-///   8 bytes, n little-endian | n bytes of JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}, …} | the data, to the end of the
-///   file
+///   8 bytes, n little-endian | n bytes of JSON {name: {"dtype", "shape", "data_offsets": [begin, end]}, …} | the data, to the end of the file
 /// Offsets count from the start of the data; the ranges must cover it without overlap or hole. Touches the header only.
 class safetensors_reader {
  public:

@@ -2,11 +2,13 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "outrider/error.hpp"
@@ -81,8 +83,7 @@ struct tensor {
   std::string file;                  // for error messages
 };
 
-/// All tensors of one model, from one file or several, with what keeps their bytes alive. Immutable once built, so safe to share between
-/// threads.
+/// All tensors of one model, from one file or several, with what keeps their bytes alive. Immutable once built, so safe to share between threads.
 class tensor_set {
  public:
   /// `keep_alive` owns the memory behind the tensors' bytes.

@@ -116,8 +116,7 @@ class kv_cache {
   }
 
   /// Opens `rows` more pending positions behind the last one, with reserve() if need be; their bytes are whatever was there before.
-  /// Throws argument_invalid if more than max_rows would be pending, context_full beyond max_positions, out_of_memory; the cache is then
-  /// unchanged.
+  /// Throws argument_invalid if more than max_rows would be pending, context_full beyond max_positions, out_of_memory; the cache is then unchanged.
   void extend(std::size_t rows) {
     if (rows > max_rows_ - pending_)
       throw error(error_code::argument_invalid, "outrider: " + std::to_string(rows) + " more rows with " + std::to_string(pending_) +

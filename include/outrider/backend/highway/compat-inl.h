@@ -9,6 +9,7 @@
 #define OUTRIDER_BACKEND_HIGHWAY_COMPAT_INL_H_
 #endif
 
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #include <cstddef>
@@ -65,6 +66,12 @@ HWY_INLINE void store_first(vec v, float* p, std::size_t n) {
   HWY_ALIGN float lane[lanes];
   hn::Store(v, floats(), lane);
   std::memcpy(p, lane, n * sizeof(float));
+}
+
+/// Asks for the cache line at p, which may lie anywhere.
+template <class T>
+HWY_INLINE void prefetch(const T* p) {
+  hwy::Prefetch(p);
 }
 
 HWY_INLINE vec zero() { return hn::Zero(floats()); }

@@ -1,0 +1,235 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// The assistant's steps against the recorded ones: by the public calls a drafter makes, after the same text.
+//
+// Pitfalls that a recorded step settles without a test of their own:
+//   53 embedding first, then hidden; the target's scaled embedding     `input_embedding`, `logits.0`
+//   54 hidden after the final norm, 56 target-wide                     `hidden_in`, `state.j`
+//   55 post_projection reads the normed state                          `state.j`, `logits.1` …
+//   58 the MLP's residual, 59 no softcap                               `logits.j`
+//   60 the last W + 1 committed keys, 62 donors through sharing        `logits.j` of the long prompt, 23 > W
+//   61 one position for all steps of a round                           `logits.1` …
+//   63 candidates mapped back to ids, 64 the fill                      `tokens`, `logits.j` over the whole vocabulary
+//   68 the first round has the last prompt row's hidden state          `draft.hidden_in`, right after the prompt
+#pragma once
+#include <array>
+
+#include "golden_data.hpp"
+#include "outrider/decode/drafter.hpp"
+
+namespace models {
+
+/// One assistant with its workspace, stepped by hand.
+template <class B>
+class hand_drafter {
+ public:
+  hand_drafter(const gemma4::assistant<B>& assistant, context_of<B>& ctx)
+      : assistant_(&assistant), ctx_(&ctx), workspace_(assistant.config()) {}
+
+  struct step {
+    token_id token = 0;
+    std::vector<float> logits, state;        // over the whole vocabulary; [T]
+    std::vector<std::int32_t> clusters;      // ascending; empty for a dense head
+  };
+
+  /// One step from the two halves of its input.
+  template <class Kv>
+  step forward(const std::vector<float>& embedding, const std::vector<float>& state, const gemma4::shared_kv<Kv, host_space>& keys) {
+    const auto input = assistant_->input(workspace_);
+    REQUIRE(embedding.size() + state.size() == input.cols);
+    std::copy(embedding.begin(), embedding.end(), input.data);
+    std::copy(state.begin(), state.end(), input.data + embedding.size());
+    const candidates<B> found = assistant_->forward(*ctx_, workspace_, keys);
+
+    step result;
+    pointwise_ops<B>::argmax(*ctx_, &result.token, found.logits, found.ids);
+    matrix<float, host_space> dense(1, assistant_->config().text.vocab_size);
+    assistant_->dense_logits(*ctx_, dense.view(), found);
+    result.logits = copy_of(dense.view());
+    result.state = copy_of(assistant_->state(workspace_));
+    const auto clusters = assistant_->clusters(workspace_);
+    for (std::size_t i = 0; i < clusters.cols; ++i) result.clusters.push_back(clusters(0, i));
+    std::sort(result.clusters.begin(), result.clusters.end());
+    return result;
+  }
+
+ private:
+  const gemma4::assistant<B>* assistant_;
+  context_of<B>* ctx_;
+  typename gemma4::assistant<B>::workspace workspace_;
+};
+
+struct draft_tolerance {
+  double logits, state;
+};
+
+/// Steps `drafter` from the given input and compares every recorded tensor under `name`; the drafts.
+template <class B, class Kv>
+std::vector<token_id> check_drafts(const golden& expected, const std::string& name, const gemma4::session<B, Kv>& target,
+                                   hand_drafter<B>& drafter, std::vector<float> embedding, std::vector<float> state,
+                                   const gemma4::shared_kv<Kv, host_space>& keys, draft_tolerance tolerance) {
+  CAPTURE(name);
+  const std::vector<token_id> tokens = expected.ids(name + ".tokens");
+  const std::vector<token_id> centroids = expected.has(name + ".centroids") ? expected.ids(name + ".centroids") : std::vector<token_id>{};
+  std::vector<token_id> drafts;
+  for (std::size_t j = 0; j < tokens.size(); ++j) {
+    const std::string at = "." + std::to_string(j);
+    const auto step = drafter.forward(embedding, state, keys);
+    // The target's depth, four layers, and those of every draft before.
+    const double roundings = roundings_per_layer * static_cast<double>(target.config().layer_count() + 5 * (j + 1));
+    check_close(name + ".logits" + at, step.logits, expected.floats(name + ".logits" + at), step.logits.size(), tolerance.logits, roundings);
+    if (expected.has(name + ".state" + at))
+      check_close(name + ".state" + at, step.state, expected.floats(name + ".state" + at), step.state.size(), tolerance.state, roundings);
+    if (!centroids.empty()) {
+      const auto row = centroids.begin() + static_cast<std::ptrdiff_t>(j * step.clusters.size());
+      CHECK(std::equal(step.clusters.begin(), step.clusters.end(), row));
+    }
+    CHECK(step.token == tokens[j]);
+    drafts.push_back(step.token);
+    matrix<float, host_space> next(1, embedding.size());
+    target.embed(next.view(), step.token);
+    embedding = copy_of(next.view());
+    state = step.state;
+  }
+  return drafts;
+}
+
+/// A session that has processed all but the last token of a text.
+template <class B>
+gemma4::session<B> session_behind(const model_pair<B>& pair, context_of<B>& ctx, std::span<const token_id> text) {
+  gemma4::session<B> session(pair.target, ctx);
+  session.prefill(text.first(text.size() - 1));
+  return session;
+}
+
+template <class B>
+std::vector<float> embedding_of(const gemma4::session<B>& session, token_id token) {
+  matrix<float, host_space> row(1, session.config().hidden_size);
+  session.embed(row.view(), token);
+  return copy_of(row.view());
+}
+
+/// The recorded drafts of a prompt, right behind it and later in its text; `infix` is "" or ".f32".
+template <class B>
+void check_recorded_drafts(const golden& expected, model_pair<B>& pair, const std::string& prompt, const std::string& infix,
+                           draft_tolerance tolerance, double hidden_tolerance) {
+  const std::vector<token_id> text = expected.text(prompt);
+  const std::string names[] = {prompt + infix + ".draft", prompt + infix + ".draft_late"};
+  for (std::size_t i = 0; i < 2; ++i) {
+    CAPTURE(names[i]);
+    const std::size_t n = expected.numbers(prompt).at("draft_at").at(i);
+    const auto session = session_behind(pair, pair.ctx, std::span(text).first(n));
+    REQUIRE(session.committed() == n - 1);
+    REQUIRE(session.keys().position == n - 1);
+    REQUIRE(session.keys().ends == std::array{n - 1, n - 1});
+    const std::vector<float> embedding = embedding_of(session, text[n - 1]), hidden = copy_of(session.hidden());
+    const double roundings = roundings_per_layer * static_cast<double>(session.config().layer_count() + 2);
+    check_close("input_embedding", embedding, expected.floats(names[i] + ".input_embedding"), embedding.size(), tolerance.state, 1);
+    check_close("hidden_in", hidden, expected.floats(names[i] + ".hidden_in"), hidden.size(), hidden_tolerance, roundings);
+
+    hand_drafter<B> by_hand(pair.assistant, pair.ctx);
+    const auto drafts = check_drafts(expected, names[i], session, by_hand, embedding, hidden, session.keys(), tolerance);
+
+    assistant_drafter<B> drafter(pair.assistant, pair.ctx, pair.target.config());
+    std::vector<token_id> proposed(drafts.size());
+    CHECK(drafter.propose(session, {text[n - 1], {}, {}}, proposed) == drafts.size());
+    CHECK(proposed == drafts);
+  }
+}
+
+TEST_CASE_TEMPLATE("the assistant drafts what is recorded, step by step, from committed keys", B, OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : float_cases) {
+    CAPTURE(name);
+    const golden expected(name);
+    model_pair<B> pair(expected.directory);
+    const draft_tolerance tolerance{expected.tolerance("draft_logits"), expected.tolerance("draft_state")};
+    for (const std::string prompt : {"p0", "p1"}) {
+      CAPTURE(prompt);
+      // Tokens and clusters can only be compared for equality because every decision behind them is wider than the noise.
+      REQUIRE(expected.numbers(prompt).at("drafter_min_margin").template get<double>() > tolerance.logits);
+      check_recorded_drafts(expected, pair, prompt, "", tolerance, expected.tolerance("hidden"));
+    }
+  }
+}
+
+/// Recorded keys [heads, rows, head_dim] and values as a drafter reads them: one block of a growing layer.
+class recorded_layer {
+ public:
+  recorded_layer(const golden& expected, const std::string& name) : shape_(expected.shape(name + ".k")), memory_(expected.floats(name + ".k")) {
+    const std::vector<float> values = expected.floats(name + ".v");
+    memory_.insert(memory_.end(), values.begin(), values.end());
+  }
+  recorded_layer(const recorded_layer&) = delete;
+  recorded_layer& operator=(const recorded_layer&) = delete;
+
+  [[nodiscard]] std::size_t rows() const noexcept { return shape_[1]; }
+  [[nodiscard]] kv_view<const float> view() const noexcept { return {&block_, rows(), 0, shape_[0], shape_[2]}; }
+
+ private:
+  std::vector<std::size_t> shape_;
+  std::vector<float> memory_;
+  const float* block_ = memory_.data();
+};
+
+TEST_CASE_TEMPLATE("pitfall 70: with the rejected keys transformers hands over, its drafts come out; without them, others do", B,
+                   OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : float_cases) {
+    CAPTURE(name);
+    const golden expected(name);
+    model_pair<B> pair(expected.directory);
+    for (const std::string prompt : {"p0", "p1"}) {
+      const std::string stale = prompt + ".stale";
+      CAPTURE(stale);
+      const nlohmann::json& numbers = expected.numbers(prompt).at("stale");
+      const std::size_t n = numbers.at("n");
+      const std::vector<token_id> text = expected.text(prompt);
+      const auto session = session_behind(pair, pair.ctx, std::span(text).first(n));
+
+      std::array<std::unique_ptr<recorded_layer>, 2> layers;
+      gemma4::shared_kv<float, host_space> handed_over;
+      for (const attention_kind kind : gemma4::attention_kinds) {
+        const auto at = static_cast<std::size_t>(kind);
+        layers[at] = std::make_unique<recorded_layer>(expected, stale + ".kv." + name_of(kind));
+        handed_over.layers[at] = layers[at]->view();
+        handed_over.ends[at] = layers[at]->rows();
+        CHECK(layers[at]->rows() == numbers.at("keys").at(name_of(kind)).template get<std::size_t>());
+        CHECK(numbers.at("stale_keys").at(name_of(kind)).template get<std::size_t>() > 0);
+      }
+      handed_over.position = numbers.at("position");
+      REQUIRE(handed_over.position == n - 1);
+      const std::vector<float> embedding = expected.floats(stale + ".input_embedding"), hidden = expected.floats(stale + ".hidden_in");
+      const draft_tolerance tolerance{expected.tolerance("draft_logits"), expected.tolerance("draft_state")};
+      hand_drafter<B> drafter(pair.assistant, pair.ctx);
+      check_drafts(expected, stale, session, drafter, embedding, hidden, handed_over, tolerance);
+
+      // Full layers: n − 1 committed keys, and exactly one more in the hand-over.
+      CHECK(session.keys().ends == std::array{n - 1, n - 1});
+      CHECK(handed_over.ends[static_cast<std::size_t>(attention_kind::full)] == n);
+      const std::vector<float> clean = drafter.forward(embedding, hidden, session.keys()).logits, recorded = expected.floats(stale + ".logits.0");
+      double difference = 0;
+      for (std::size_t i = 0; i < clean.size(); ++i) difference = (std::max)(difference, std::abs(double{clean[i]} - double{recorded[i]}));
+      CHECK(difference > 10 * tolerance.logits);
+    }
+  }
+}
+
+TEST_CASE_TEMPLATE("a draft step has the same bits on every number of threads", B, OUTRIDER_TESTED_BACKENDS) {
+  for (const char* name : {"e2b", "dense31b"}) {
+    CAPTURE(name);
+    const golden expected(name);
+    model_pair<B> pair(expected.directory, execution{1});
+    const std::vector<token_id> text = expected.text("p1");
+    const auto session = session_behind(pair, pair.ctx, text);
+    const auto step_on = [&](unsigned threads) {
+      context_of<B> ctx{execution{threads}};
+      return hand_drafter<B>(pair.assistant, ctx).forward(embedding_of(session, text.back()), copy_of(session.hidden()), session.keys());
+    };
+    const auto alone = step_on(1);
+    for (const unsigned threads : {2u, 3u}) {
+      CHECK(same_bits(step_on(threads).logits, alone.logits));
+      CHECK(same_bits(step_on(threads).state, alone.state));
+    }
+  }
+}
+
+}  // namespace models
