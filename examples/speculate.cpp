@@ -81,7 +81,7 @@ void run(const arguments& args) {
   const statistics& s = result.stats;
   const std::string simd(backend_traits<Backend>::simd());
   if (args.json) {
-    nlohmann::ordered_json out, accepted_at = nlohmann::ordered_json::array();
+    nlohmann::json out, accepted_at = nlohmann::json::array();
     for (std::size_t i = 1; i <= options.draft; ++i) accepted_at.push_back(s.accepted_at(i));
     out["tokens"] = written;
     out["text"] = text ? text->decode_text(written) : "";

@@ -1,7 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // A device's matrix is given to an op of a host backend.
-// expect: could not convert|no viable conversion
+// expect: cannot convert|could not convert|no viable conversion
 // expect: device_space
 #include "outrider/backend/reference.hpp"
 

@@ -41,10 +41,7 @@ TEST_CASE_TEMPLATE("pitfall 119: top_k is a stable sort by falling value: ties g
       for (const std::size_t m : sizes{0, 1, 3})
         for (const bool ties : {false, true}) {
           if (k > n) continue;
-          CAPTURE(n);
-          CAPTURE(k);
-          CAPTURE(m);
-          CAPTURE(ties);
+          INFO("n = ", n, ", k = ", k, ", m = ", m, ", ties = ", ties);
           padded<float> x(m, n, 3);
           if (ties)
             x.fill(tied(random));
@@ -107,9 +104,7 @@ TEST_CASE_TEMPLATE("pitfall 41: argmax gives equal maxima to the lowest id, what
       for (const bool named : {false, true})
         for (int repeat = 0; repeat < 5; ++repeat) {
           if (n == 0) continue;  // no column, no id
-          CAPTURE(n);
-          CAPTURE(m);
-          CAPTURE(named);
+          INFO("n = ", n, ", m = ", m, ", named = ", named);
           const auto x = padded<float>(m, n, 3).fill(tied(random));
           const auto ids = shuffled_ids(m, n, random);
           std::vector<token_id> got(m, poison<token_id>()), want;
@@ -129,8 +124,7 @@ TEST_CASE_TEMPLATE("argmax finds a single maximum in every column", B, OUTRIDER_
   for (const std::size_t n : sizes{1, 7, 33, 100}) {
     auto x = padded<float>(1, n).fill([] { return -3.0f; });
     for (std::size_t c = 0; c < n; ++c) {
-      CAPTURE(n);
-      CAPTURE(c);
+      INFO("n = ", n, ", c = ", c);
       x(0, c) = -2;
       CHECK(argmax_of<B>(x, no_ids) == static_cast<token_id>(c));
       x(0, c) = -3;
@@ -146,9 +140,7 @@ TEST_CASE_TEMPLATE("argmax never chooses a NaN while a number is there", B, OUTR
   for (const std::size_t n : sizes{2, 7, 33, 65})
     for (const float number : {1.0f, -1e30f, -infinity})
       for (std::size_t place = 0; place < n; ++place) {
-        CAPTURE(n);
-        CAPTURE(number);
-        CAPTURE(place);
+        INFO("n = ", n, ", number = ", number, ", place = ", place);
         auto x = padded<float>(1, n).fill([] { return nan; });
         x(0, place) = number;
         CHECK(argmax_of<B>(x, no_ids) == static_cast<token_id>(place));
@@ -181,10 +173,7 @@ TEST_CASE_TEMPLATE("mask removes the columns with a banned id and nothing else",
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t count : sizes{0, 1, 3, 20})
         for (const bool named : {false, true}) {
-          CAPTURE(n);
-          CAPTURE(m);
-          CAPTURE(count);
-          CAPTURE(named);
+          INFO("n = ", n, ", m = ", m, ", count = ", count, ", named = ", named);
           const auto ids = shuffled_ids(m, n, random);
           const auto banned = padded<token_id>(1, count).fill(random.indexes(2 * n + 1));  // some are ids of no column
           padded<float> got = padded<float>(m, n, 3).fill(random.uniforms()), want = got;
@@ -205,9 +194,7 @@ TEST_CASE_TEMPLATE("gather_ids lays the table rows named side by side", B, OUTRI
   for (const std::size_t w : sizes{0, 1, 3, 8, 33})
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t s : sizes{0, 1, 4}) {
-        CAPTURE(w);
-        CAPTURE(m);
-        CAPTURE(s);
+        INFO("w = ", w, ", m = ", m, ", s = ", s);
         const auto table = padded<token_id>(6, w, 2).fill(random.indexes(1000));
         const auto rows = padded<std::int32_t>(m, s, 1).fill(random.indexes(6));
         padded<token_id> got(m, s * w, 3), want(m, s * w);
@@ -246,10 +233,7 @@ TEST_CASE_TEMPLATE("pitfall 119: route_experts agrees with the reference and giv
       for (const std::size_t m : sizes{0, 1, 3})
         for (const bool ties : {false, true}) {
           if (s > e) continue;
-          CAPTURE(e);
-          CAPTURE(s);
-          CAPTURE(m);
-          CAPTURE(ties);
+          INFO("e = ", e, ", s = ", s, ", m = ", m, ", ties = ", ties);
           padded<float> logits(m, e, 3);
           if (ties)
             logits.fill(random.grids(3));
@@ -280,10 +264,7 @@ TEST_CASE_TEMPLATE("weighted_sum agrees with the reference", B, OUTRIDER_TESTED_
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t s : sizes{0, 1, 2, 8})
         for (const std::size_t extra : sizes{0, 3}) {
-          CAPTURE(n);
-          CAPTURE(m);
-          CAPTURE(s);
-          CAPTURE(extra);
+          INFO("n = ", n, ", m = ", m, ", s = ", s, ", extra = ", extra);
           const auto x = padded<float>(m * s, n, extra).fill(random.uniforms());
           const auto weights = padded<float>(m, s, extra).fill(random.uniforms());
           padded<float> got(m, n, extra), want(m, n);
@@ -306,32 +287,35 @@ TEST_CASE_TEMPLATE("choices of a row are those it makes alone, whatever is besid
   const auto ids = padded<token_id>(source_rows, n).fill(random.indexes(1000));
   const auto scales = padded<float>(1, n).fill(random.uniforms(2));
   const auto terms = padded<float>(source_rows, k * n).fill(random.uniforms());
-  const auto check = [](auto run) {
+  const auto check = [](const row_op<B>& run) {
     check_rows_are_independent<B>(run);
     check_threads_do_not_matter<B>(run);
   };
   check([&](context_of<B>& ctx, std::span<const std::size_t> rows) {
     padded<std::int32_t> out(rows.size(), k);
     pointwise_ops<B>::top_k(ctx, out.view(), pick(x, rows).read());
-    return out.split_rows();
+    return out.bits();
   });
   check([&](context_of<B>& ctx, std::span<const std::size_t> rows) {
     padded<token_id> out(rows.size(), 1);
     pointwise_ops<B>::argmax(ctx, out.view().data, pick(x, rows).read(), pick(ids, rows).read());
-    return out.split_rows();
+    return out.bits();
   });
   check([&](context_of<B>& ctx, std::span<const std::size_t> rows) {
     padded<std::int32_t> experts(rows.size(), k);
     padded<float> weights(rows.size(), k);
     pointwise_ops<B>::route_experts(ctx, experts.view(), weights.view(), pick(logits, rows).view(), scales.data());
-    auto results = weights.split_rows();
-    for (std::size_t r = 0; r < rows.size(); ++r) results[r].insert(results[r].end(), experts.row(r), experts.row(r) + k);
+    auto results = weights.bits();
+    for (std::size_t r = 0; r < rows.size(); ++r) {
+      const auto chosen = experts.bits()[r];
+      results[r].insert(results[r].end(), chosen.begin(), chosen.end());
+    }
     return results;
   });
   check([&](context_of<B>& ctx, std::span<const std::size_t> rows) {
     padded<float> out(rows.size(), n), picked = pick(terms, rows), weights = pick(logits, rows);
     pointwise_ops<B>::weighted_sum(ctx, out.view(), picked.view().split_cols(n), weights.view().slice_cols(0, k));
-    return out.split_rows();
+    return out.bits();
   });
 }
 

@@ -1,8 +1,5 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
-#include <doctest/doctest.h>
-
 #include "outrider/backend/highway.hpp"
-
 #if defined(_OPENMP)
 #define OUTRIDER_TESTED_BACKENDS outrider::highway, outrider::highway_serial
 #else

@@ -34,10 +34,7 @@ TEST_CASE_TEMPLATE("rms_norm agrees with the reference, with and without weight,
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t extra : sizes{0, 5})
         for (const bool weighted : {false, true}) {
-          CAPTURE(n);
-          CAPTURE(m);
-          CAPTURE(extra);
-          CAPTURE(weighted);
+          INFO("n = ", n, ", m = ", m, ", extra = ", extra, ", weighted = ", weighted);
           const auto x = padded<float>(m, n, extra).fill(random.uniforms(30));
           const auto weights = padded<float>(1, n).fill(random.uniforms(2));
           const float* weight = weighted ? weights.data() : nullptr;
@@ -91,9 +88,7 @@ TEST_CASE_TEMPLATE("rope_table takes the functions of the angle rounded to float
   for (const std::size_t h : lengths)
     for (const std::size_t m : sizes{0, 1, 9})
       for (const std::size_t extra : sizes{0, 3}) {
-        CAPTURE(h);
-        CAPTURE(m);
-        CAPTURE(extra);
+        INFO("h = ", h, ", m = ", m, ", extra = ", extra);
         const auto f = frequencies(10000, 2 * h, h);
         padded<float> cos(m, h, extra), sin(m, h, extra), want_cos(m, h), want_sin(m, h);
         for (std::size_t r = 0; r < m; ++r)
@@ -119,10 +114,7 @@ TEST_CASE_TEMPLATE("rope agrees with the reference for several heads a row", B, 
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t heads : sizes{1, 2, 5})
         for (const std::size_t extra : sizes{0, 3}) {
-          CAPTURE(h);
-          CAPTURE(m);
-          CAPTURE(heads);
-          CAPTURE(extra);
+          INFO("h = ", h, ", m = ", m, ", heads = ", heads, ", extra = ", extra);
           const auto cos = padded<float>(m, h, extra).fill(random.uniforms()), sin = padded<float>(m, h, extra).fill(random.uniforms());
           const auto x = padded<float>(m * heads, 2 * h, extra).fill(random.uniforms(8));
           padded<float> got = x, want = x;
@@ -173,9 +165,7 @@ TEST_CASE_TEMPLATE("gelu_mul agrees with the reference, also in place of either 
   for (const std::size_t n : lengths)
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t extra : sizes{0, 5}) {
-        CAPTURE(n);
-        CAPTURE(m);
-        CAPTURE(extra);
+        INFO("n = ", n, ", m = ", m, ", extra = ", extra);
         const auto gate = padded<float>(m, n, extra).fill(random.uniforms(6)), up = padded<float>(m, n, extra).fill(random.uniforms(3));
         padded<float> got(m, n, extra), want(m, n), over_gate = gate, over_up = up;
         pointwise_ops<B>::gelu_mul(ctx, got.view(), gate.view(), up.view());
@@ -216,9 +206,7 @@ TEST_CASE_TEMPLATE("add, scale and copy are exact, also in place", B, OUTRIDER_T
   for (const std::size_t n : lengths)
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t extra : sizes{0, 5}) {
-        CAPTURE(n);
-        CAPTURE(m);
-        CAPTURE(extra);
+        INFO("n = ", n, ", m = ", m, ", extra = ", extra);
         const auto x = padded<float>(m, n, extra).fill(random.uniforms()), y = padded<float>(m, n, extra).fill(random.uniforms(1000));
         padded<float> sum(m, n), product(m, n), got(m, n, extra), over_x = x, over_y = y, scaled = x;
         for (std::size_t r = 0; r < m; ++r)
@@ -253,9 +241,7 @@ TEST_CASE_TEMPLATE("softcap agrees with the reference, also in place", B, OUTRID
   for (const std::size_t n : lengths)
     for (const std::size_t m : sizes{0, 1, 3})
       for (const std::size_t extra : sizes{0, 5}) {
-        CAPTURE(n);
-        CAPTURE(m);
-        CAPTURE(extra);
+        INFO("n = ", n, ", m = ", m, ", extra = ", extra);
         const auto x = padded<float>(m, n, extra).fill(random.uniforms(80));
         padded<float> got(m, n, extra), want(m, n), in_place = x;
         pointwise_ops<B>::softcap(ctx, got.view(), x.view(), 30);
@@ -280,21 +266,21 @@ TEST_CASE_TEMPLATE("row-wise arithmetic gives a row the bits it has alone, whate
   constexpr std::uint64_t seed = 407;
   CAPTURE(seed);
   random_numbers random(seed);
+  using out_view = matrix_view<float>;
+  using in_view = matrix_view<const float>;
   for (const std::size_t n : sizes{7, 64, 514}) {
     CAPTURE(n);
     const auto x = padded<float>(source_rows, n).fill(random.uniforms(20)), y = padded<float>(source_rows, n).fill(random.uniforms(3));
     const auto weight = padded<float>(1, n).fill(random.uniforms());
-    const auto check = [&](auto op) {
-      const auto run = [&](context_of<B>& ctx, std::span<const std::size_t> rows) {
+    const auto check = [&](const std::function<void(context_of<B>&, out_view, in_view, in_view)>& op) {
+      const row_op<B> run = [&](context_of<B>& ctx, std::span<const std::size_t> rows) {
         padded<float> out(rows.size(), n);
         op(ctx, out.view(), pick(x, rows).read(), pick(y, rows).read());
-        return out.split_rows();
+        return out.bits();
       };
       check_rows_are_independent<B>(run);
       check_threads_do_not_matter<B>(run);
     };
-    using out_view = matrix_view<float>;
-    using in_view = matrix_view<const float>;
     check([&](auto& ctx, out_view out, in_view a, in_view) { pointwise_ops<B>::rms_norm(ctx, out, a, weight.data(), 1e-6f); });
     check([&](auto& ctx, out_view out, in_view a, in_view b) { pointwise_ops<B>::gelu_mul(ctx, out, a, b); });
     check([&](auto& ctx, out_view out, in_view a, in_view) { pointwise_ops<B>::softcap(ctx, out, a, 30); });
@@ -313,11 +299,11 @@ TEST_CASE_TEMPLATE("a rope row has the bits it has alone, whatever is beside it 
     const auto x = padded<float>(source_rows, heads * 2 * h).fill(random.uniforms());
     const auto positions = padded<std::int32_t>(source_rows, 1).fill(random.indexes(5000));
     const auto f = frequencies(10000, 2 * h, h);
-    const auto run = [&](context_of<B>& ctx, std::span<const std::size_t> rows) {
+    const row_op<B> run = [&](context_of<B>& ctx, std::span<const std::size_t> rows) {
       padded<float> out = pick(x, rows), cos(rows.size(), h), sin(rows.size(), h);
       pointwise_ops<B>::rope_table(ctx, cos.view(), sin.view(), pick(positions, rows).data(), f.data());
       pointwise_ops<B>::rope(ctx, out.view().split_cols(2 * h), cos.view(), sin.view());
-      return out.split_rows();
+      return out.bits();
     };
     check_rows_are_independent<B>(run);
     check_threads_do_not_matter<B>(run);

@@ -21,7 +21,9 @@
 namespace fs = std::filesystem;
 using nlohmann::json;
 using outrider::error_code;
+using outrider::reference;
 using outrider::token_id;
+namespace io = outrider::io;
 using outrider::testing::mentions;
 using outrider::testing::refusal;
 using namespace outrider::gemma4;

@@ -13,6 +13,8 @@
 //   68 the first round has the last prompt row's hidden state          `draft.hidden_in`, right after the prompt
 #pragma once
 #include <array>
+#include <cstdint>
+#include <memory>
 
 #include "golden_data.hpp"
 #include "outrider/decode/drafter.hpp"
@@ -158,6 +160,7 @@ class recorded_layer {
   recorded_layer(const golden& expected, const std::string& name) : shape_(expected.shape(name + ".k")), memory_(expected.floats(name + ".k")) {
     const std::vector<float> values = expected.floats(name + ".v");
     memory_.insert(memory_.end(), values.begin(), values.end());
+    block_ = memory_.data();
   }
   recorded_layer(const recorded_layer&) = delete;
   recorded_layer& operator=(const recorded_layer&) = delete;
@@ -168,7 +171,7 @@ class recorded_layer {
  private:
   std::vector<std::size_t> shape_;
   std::vector<float> memory_;
-  const float* block_ = memory_.data();
+  const float* block_ = nullptr;
 };
 
 TEST_CASE_TEMPLATE("pitfall 70: with the rejected keys transformers hands over, its drafts come out; without them, others do", B,

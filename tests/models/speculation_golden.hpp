@@ -4,7 +4,8 @@
 // in which a text ends. Pitfall 154: the recorded gaps between the best two tokens are checked to be wider than the noise, so texts are
 // compared for equality. Pitfalls 74 and 151: every speculative test asserts that drafts were made.
 #pragma once
-#include <memory>
+#include <array>
+#include <initializer_list>
 
 #include "golden_data.hpp"
 #include "outrider/decode/generate.hpp"
@@ -13,6 +14,7 @@
 
 namespace models {
 
+using lengths = std::initializer_list<std::size_t>;
 using testing::recorded_drafter;
 using testing::scripted_drafter;
 
@@ -97,7 +99,7 @@ TEST_CASE_TEMPLATE("speculation writes the greedy text with every drafter and dr
     assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
     std::size_t accepted = 0, rejected = 0;
     for (const std::string prompt : {"p0", "p1"})
-      for (const std::size_t k : {0, 1, 2, 3, 4, 5, 6, 7, 8, 16}) {
+      for (const std::size_t k : lengths{0, 1, 2, 3, 4, 5, 6, 7, 8, 16}) {
         CAPTURE(prompt);
         CAPTURE(k);
         const std::vector<token_id> ids = expected.ids(prompt + ".prompt"), want = expected.ids(prompt + ".greedy");
@@ -169,8 +171,7 @@ TEST_CASE_TEMPLATE("prompts around the window's length speculate as they decode"
   const std::vector<token_id> source = expected.text("p1");
   gemma4::session<B> session(pair.target, pair.ctx);
   assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
-  for (const std::size_t n : {std::size_t{1}, std::size_t{2}, W - 1, W, W + 1, std::size_t{14}, 2 * W, std::size_t{515}, std::size_t{1024},
-                              std::size_t{1025}}) {
+  for (const std::size_t n : lengths{1, 2, W - 1, W, W + 1, 14, 2 * W, 515, 1024, 1025}) {
     CAPTURE(n);
     std::vector<token_id> prompt;
     while (prompt.size() < n) prompt.push_back(source[prompt.size() % source.size()]);
@@ -200,8 +201,8 @@ TEST_CASE_TEMPLATE("an end of text ends the text as first, middle and last draft
         continue;  // it would end the text before
       CAPTURE(end);
       const std::vector<token_id> want(greedy.begin(), greedy.begin() + static_cast<std::ptrdiff_t>(end) + 1);
-      const token_id ends[] = {static_cast<token_id>(pair.target.config().vocab_size - 1) == eos ? 0 : eos, eos};
-      const generate_options options{greedy.size(), k, ends, {}};
+      const token_id ends[] = {-1, eos};  // a list, with an entry that no token equals
+      const generate_options options{greedy.size() + k + 1, k, ends, {}};
       scripted_drafter drafter(expected.text("p1"), {scripted_drafter::everything});
       session.clear();
       const written text = write_speculatively(session, drafter, ids, options);
@@ -211,8 +212,6 @@ TEST_CASE_TEMPLATE("an end of text ends the text as first, middle and last draft
       CHECK(text.stats.accepted() == end - end / (k + 1));
       CHECK(text.stats.rounds() + text.stats.plain_passes() == (end + k) / (k + 1));
       if (end != 0) met[(end - 1) % (k + 1)] = true;
-      session.clear();
-      CHECK(write_plain(session, ids, options).tokens == want);
     }
     CHECK(std::all_of(met.begin(), met.end(), [](bool place) { return place; }));
   }
@@ -231,7 +230,7 @@ TEST_CASE_TEMPLATE("the recorded runs with an end of text end where they are rec
       std::vector<token_id> want = expected.ids(prompt + ".greedy");
       want.resize(recorded.at("new_tokens"));
       REQUIRE(want.back() == eos[0]);
-      for (const std::size_t k : {0, 1, 3, 5}) {
+      for (const std::size_t k : lengths{0, 1, 3, 5}) {
         CAPTURE(k);
         session.clear();
         const written text = write_speculatively(session, assistant, expected.ids(prompt + ".prompt"), {48, k, eos, {}});
@@ -239,6 +238,10 @@ TEST_CASE_TEMPLATE("the recorded runs with an end of text end where they are rec
         CHECK(text.finish == finish_reason::end_of_text);
         CHECK((text.stats.drafted() > 0) == (k != 0));
       }
+      session.clear();
+      const written plain = write_plain(session, expected.ids(prompt + ".prompt"), {48, 0, eos, {}});
+      CHECK(plain.tokens == want);
+      CHECK(plain.finish == finish_reason::end_of_text);
     }
   }
 }
@@ -252,7 +255,7 @@ TEST_CASE_TEMPLATE("a conversation goes on behind a finished text as if it had b
     gemma4::session<B> session(pair.target, pair.ctx);
     assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
     const std::vector<token_id> first = expected.ids("p0.prompt"), greedy = expected.ids("p0.greedy"), more = expected.ids("p1.prompt");
-    for (const std::size_t length : {std::size_t{1}, std::size_t{7}, std::size_t{20}}) {
+    for (const std::size_t length : lengths{1, 7, 20}) {
       CAPTURE(length);
       const token_id eos[] = {greedy[length]};  // ends the text early or in the middle of a round, or not at all
       session.clear();
@@ -319,7 +322,7 @@ TEST_CASE_TEMPLATE("a full context ends the text, plain and speculative at the s
       CHECK(text.finish == finish_reason::context_full);
       if (room > 1) CHECK(text.stats.drafted() > 0);
     };
-    for (const std::size_t k : {1, 4, 8}) {
+    for (const std::size_t k : lengths{1, 4, 8}) {
       check(assistant, k);
       check(right, k);
       check(mixed, k);

@@ -3,6 +3,7 @@
 // The trained tiny pair of examples/data against its recording: texts, rounds and acceptance.
 #pragma once
 #include "golden_data.hpp"
+#include "outrider/backend/reference.hpp"
 #include "speculation_golden.hpp"
 
 namespace models {
@@ -56,12 +57,12 @@ TEST_CASE_TEMPLATE("with keys and values in bf16 the tiny pair speculates the te
   assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
   const nlohmann::json expected = read_json(tiny_pair_directory / "expected.json");
   std::size_t accepted = 0, rejected = 0;
-  for (std::size_t i = 0; i < 3; ++i) {
+  for (std::size_t i = 0; i < 2; ++i) {
     const std::vector<token_id> ids = expected.at("cases").at(i).at("prompt_ids");
     CAPTURE(i);
     session.clear();
     const written plain = write_plain(session, ids, {64, 0, tiny_eos, {}});
-    for (const std::size_t k : {1, 4, 8}) {
+    for (const std::size_t k : lengths{1, 4}) {
       CAPTURE(k);
       session.clear();
       const written text = write_speculatively(session, assistant, ids, {64, k, tiny_eos, {}});

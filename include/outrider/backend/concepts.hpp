@@ -227,7 +227,9 @@ consteval bool check_backend() {
   return false;
 }
 
-/// A backend that can run a whole model: the constraint of the public templates.
+/// A backend that can run a whole model, for a program's own constraints. The library's classes ask for a backend_tag and assert
+/// check_backend, because a sentence that names the missing op helps more than an unsatisfied concept. Ask only after the specialisations:
+/// the answer is remembered.
 template <class B>
 concept backend = backend_tag<B> && detail::satisfies_all<B>(weight_types{}, kv_types{});
 

@@ -57,7 +57,7 @@ struct linear_ops;
 /// softcap(ctx, out [m, n], x [m, n], cap)                            out = cap · tanh(x / cap)                       in place
 ///
 /// top_k(ctx, ids [m, k], x [m, n])                                   columns of the k largest values, falling; ties: lowest column first
-///     k <= n.
+///     k <= n. A NaN counts as the least.
 ///
 /// argmax(ctx, out [m], x [m, n], ids [m, n] or null data)            out[r] = id of the largest value
 ///     The id of column c is ids(r, c), or c itself if ids.data is null. Ties go to the lowest id. A NaN is never chosen while a number is

@@ -76,7 +76,7 @@ struct no_draft {
 };
 
 /// Drafts with a Gemma 4 Assistant, which reads the target's keys where they lie. Borrows the assistant and the context; one thread at a time.
-template <backend B>
+template <backend_tag B>
 class assistant_drafter {
  public:
   static constexpr draft_needs needs{.hidden = true, .keys = true, .embedding = true};

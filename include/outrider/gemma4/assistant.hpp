@@ -28,8 +28,10 @@ struct shared_kv {
 };
 
 /// A Gemma 4 Assistant: four layers without keys and values of their own. Immutable; see model for sharing between threads.
-template <backend B>
+template <backend_tag B>
 class assistant {
+  static_assert(check_backend<B>());
+
  public:
   using backend_type = B;
 

@@ -12,14 +12,14 @@ namespace outrider::gemma4 {
 
 /// The target in a Hugging Face directory: config.json and model.safetensors, or shards with their index. Weights stay in the mapped files.
 /// Errors: file_not_found, file_malformed, config_invalid, model_unsupported, tensor_missing, tensor_mismatch.
-template <backend B>
+template <backend_tag B>
 [[nodiscard]] model<B> load_model(const std::filesystem::path& directory) {
   text_config config = read_target_config(directory / "config.json");
   return model<B>(std::move(config), std::make_shared<const io::tensor_set>(io::load_safetensors(directory)));
 }
 
 /// The assistant in a Hugging Face directory. Errors as load_model.
-template <backend B>
+template <backend_tag B>
 [[nodiscard]] assistant<B> load_assistant(const std::filesystem::path& directory) {
   assistant_config config = read_assistant_config(directory / "config.json");
   return assistant<B>(std::move(config), std::make_shared<const io::tensor_set>(io::load_safetensors(directory)));

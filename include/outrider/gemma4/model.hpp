@@ -51,8 +51,10 @@ struct workspace {
 };
 
 /// A Gemma 4 target: immutable, so one model may serve any number of sequences and threads at once. Weights stay in their file.
-template <backend B>
+template <backend_tag B>
 class model {
+  static_assert(check_backend<B>());
+
  public:
   using backend_type = B;
 

@@ -19,7 +19,7 @@ struct session_options {
 
 /// One sequence on one model: its cache, its workspace, and the results of its last pass. This is the target the decoding loops of decode/
 /// drive. Borrows the model and the context; one thread at a time.
-template <backend B, class Kv = float>
+template <backend_tag B, class Kv = float>
 class session {
  public:
   using backend_type = B;

@@ -28,19 +28,18 @@ class added_token_finder {
   }
 
   /// Calls on_plain(text) for each non-empty stretch between tokens and on_token(id) for each token, in the order of the text.
-  /// Special tokens count only if with_special.
+  /// Unless with_special, a special token's text belongs to the stretch around it (and hides what could be found inside it).
   template <class OnPlain, class OnToken>
   void split(std::string_view text, bool with_special, OnPlain&& on_plain, OnToken&& on_token) const {
     std::size_t plain_begin = 0, i = 0;
     while (i < text.size()) {
-      const entry* const found = longest_at(text.substr(i), with_special);
-      if (!found) {
-        ++i;
-        continue;
-      }
-      if (i > plain_begin) on_plain(text.substr(plain_begin, i - plain_begin));
+      const entry* const found = longest_at(text.substr(i));
+      const std::size_t begin = i;
+      i += found ? found->text.size() : 1;
+      if (!found || (found->special && !with_special)) continue;
+      if (begin > plain_begin) on_plain(text.substr(plain_begin, begin - plain_begin));
       on_token(found->id);
-      plain_begin = i += found->text.size();
+      plain_begin = i;
     }
     if (text.size() > plain_begin) on_plain(text.substr(plain_begin));
   }
@@ -48,18 +47,16 @@ class added_token_finder {
  private:
   /// The longest entry that `text` starts with, or null. In sorted order the entries that share a prefix lie side by side, the shortest
   /// first: byte by byte the range of those that still fit shrinks.
-  [[nodiscard]] const entry* longest_at(std::string_view text, bool with_special) const noexcept {
+  [[nodiscard]] const entry* longest_at(std::string_view text) const noexcept {
     if (!first_bytes_[static_cast<unsigned char>(text.front())]) return nullptr;
     const entry* longest = nullptr;
     auto begin = entries_.begin(), end = entries_.end();
-    for (std::size_t depth = 0; depth < text.size(); ++depth) {
+    for (std::size_t depth = 0; depth < text.size() && begin != end; ++depth) {
       const auto byte = static_cast<unsigned char>(text[depth]);
       const auto at_depth = [depth](const entry& e) { return static_cast<unsigned char>(e.text[depth]); };
       begin = std::partition_point(begin, end, [&](const entry& e) { return at_depth(e) < byte; });
       end = std::partition_point(begin, end, [&](const entry& e) { return at_depth(e) == byte; });
-      for (; begin != end && begin->text.size() == depth + 1; ++begin)
-        if (with_special || !begin->special) longest = &*begin;
-      if (begin == end) break;
+      for (; begin != end && begin->text.size() == depth + 1; ++begin) longest = &*begin;
     }
     return longest;
   }

@@ -1,0 +1,161 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "program.hpp"
+
+namespace {
+
+using outrider::testing::outcome;
+using outrider::testing::temporary_directory;
+
+const std::string root = OUTRIDER_SOURCE_DIR, tiny = root + "/examples/data/tiny-kjv", golden = root + "/tests/golden";
+
+outcome speculate(const std::string& arguments) { return outrider::testing::run_program(OUTRIDER_SPECULATE, arguments); }
+
+nlohmann::json json_of(const outcome& run) {
+  INFO(run.err);
+  REQUIRE(run.code == 0);
+  REQUIRE(std::count(run.out.begin(), run.out.end(), '\n') == 1);  // exactly one object
+  return nlohmann::json::parse(run.out);
+}
+
+nlohmann::json expected_case(std::size_t i) { return nlohmann::json::parse(std::ifstream(tiny + "/expected.json"))["cases"][i]; }
+
+/// One sentence on stderr, naming the program and the thing; nothing on stdout.
+void check_refused(const outcome& run, int code, const std::string& mention) {
+  CAPTURE(run.err);
+  CHECK(run.code == code);
+  CHECK(run.out.empty());
+  CHECK(run.err.find(mention) != std::string::npos);
+  CHECK(run.err.find("terminate called") == std::string::npos);
+}
+
+}  // namespace
+
+TEST_CASE("without arguments the tiny pair writes, and a summary follows") {
+  const outcome run = speculate("");
+  CHECK(run.code == 0);
+  CHECK(run.out.starts_with(" the house of the LORD"));
+  for (const char* part : {"tokens", "rounds", "drafted", "accepted", "tokens per target pass", "tokens/s", "SIMD", "threads"})
+    CHECK_MESSAGE(run.out.find(part) != std::string::npos, part);
+}
+
+TEST_CASE("--compare says that the text is that of plain decoding") {
+  CHECK(speculate("--compare --max-new-tokens 32").out.find("identical to plain decoding: yes") != std::string::npos);
+}
+
+TEST_CASE("--quiet prints the text alone") {
+  const outcome run = speculate("--quiet --max-new-tokens 8");
+  CHECK(run.code == 0);
+  CHECK(run.out == " the house of the LORD, and the house\n");
+  CHECK(run.err.empty());
+}
+
+TEST_CASE("--json prints one object with every field") {
+  const auto out = json_of(speculate("--json --compare --max-new-tokens 64 --draft 4 --threads 2"));
+  const auto want = expected_case(0);
+  CHECK(out["tokens"] == want["tokens"]);
+  CHECK(out["text"] == want["text"]);
+  CHECK(out["prompt_tokens"] == want["prompt_ids"].size());
+  const auto& counts = want["assisted"][3];
+  REQUIRE(counts["draft"] == 4);
+  CHECK(out["drafted"] == counts["drafted"]);
+  CHECK(out["accepted"] == counts["accepted"]);
+  CHECK(out["accepted_per_position"] == counts["accepted_per_position"]);
+  CHECK(out["rounds"].get<int>() + out["plain_passes"].get<int>() == counts["rounds"].get<int>());
+  CHECK(out["tokens_per_round"].get<double>() == doctest::Approx(1 + out["accepted"].get<double>() / out["rounds"].get<double>()));
+  for (const char* part : {"load", "prefill", "decode"}) CHECK(out["seconds"][part].get<double>() >= 0);
+  CHECK(out["plain_seconds"].get<double>() >= 0);
+  CHECK(out["identical"] == true);
+  CHECK(out["backend"] == "cpu");
+  CHECK_FALSE(out["simd"].get<std::string>().empty());
+  CHECK(out["threads"] == 2);
+}
+
+TEST_CASE("every backend and cache type writes the same text with and without drafts") {
+  for (const char* backend : {"reference", "highway", "cpu"})
+    for (const char* kv : {"f32", "bf16"}) {
+      CAPTURE(backend);
+      CAPTURE(kv);
+      const std::string options = std::string("--json --max-new-tokens 24 --backend ") + backend + " --kv " + kv;
+      const auto drafted = json_of(speculate(options + " --draft 5")), plain = json_of(speculate(options + " --draft 0"));
+      CHECK(drafted["tokens"] == plain["tokens"]);
+      CHECK(drafted["backend"] == backend);
+      CHECK(drafted["drafted"] > 0);
+      CHECK(plain["drafted"] == 0);
+      CHECK(plain["rounds"] == 0);
+      CHECK(plain["accepted_per_position"].empty());
+    }
+}
+
+TEST_CASE("a prompt may be text, a file or ids, and ids are taken as given") {
+  const auto text = json_of(speculate("--json --max-new-tokens 8 --prompt 'And God said'"));
+  const temporary_directory directory;
+  const auto file = directory.write("prompt.txt", "And God said");
+  CHECK(json_of(speculate("--json --max-new-tokens 8 --prompt-file '" + file.string() + "'"))["tokens"] == text["tokens"]);
+  const auto ids = expected_case(0)["prompt_ids"].dump();
+  const auto given = json_of(speculate("--json --max-new-tokens 8 --prompt-ids " + ids.substr(1, ids.size() - 2)));
+  CHECK(given["prompt_tokens"] == expected_case(0)["prompt_ids"].size());
+  CHECK(given["tokens"][0] == expected_case(0)["tokens"][0]);
+}
+
+TEST_CASE("a model without tokenizer runs on ids and shows numbers") {
+  const std::string pair =
+      "--target " + golden + "/e2b/target --assistant " + golden + "/e2b/assistant --prompt-ids 5,6,7 --max-new-tokens 6";
+  const auto out = json_of(speculate(pair + " --json"));
+  CHECK(out["tokens"].size() == 6);
+  CHECK(out["text"] == "");
+  CHECK(speculate(pair + " --quiet").out.starts_with(std::to_string(out["tokens"][0].get<int>()) + " "));
+  check_refused(speculate("--target " + golden + "/e2b/target --prompt hello"), 1, "tokenizer.json");
+}
+
+TEST_CASE("a target without assistant decodes plainly") {
+  const auto out = json_of(speculate("--json --max-new-tokens 8 --target " + tiny + "/target"));
+  CHECK(out["drafted"] == 0);
+  CHECK(out["plain_passes"] == 7);
+}
+
+TEST_CASE("no tokens wanted: none written") {
+  const auto out = json_of(speculate("--json --max-new-tokens 0"));
+  CHECK(out["tokens"].empty());
+  CHECK(out["text"] == "");
+}
+
+TEST_CASE("--help is readable and names every option") {
+  const outcome run = speculate("--help");
+  CHECK(run.code == 0);
+  for (const char* option : {"--target", "--assistant", "--prompt", "--prompt-file", "--prompt-ids", "--max-new-tokens", "--draft",
+                             "--backend", "--threads", "--kv", "--json", "--compare", "--quiet"})
+    CHECK_MESSAGE(run.out.find(option) != std::string::npos, option);
+}
+
+TEST_CASE("wrong usage is exit code 2") {
+  check_refused(speculate("--nonsense"), 2, "--nonsense");
+  check_refused(speculate("--draft 17"), 2, "--draft");
+  check_refused(speculate("--draft -1"), 2, "--draft");
+  check_refused(speculate("--draft x"), 2, "--draft");
+  check_refused(speculate("--backend cuda"), 2, "--backend");
+  check_refused(speculate("--kv f16"), 2, "--kv");
+  check_refused(speculate("--threads 0"), 2, "--threads");
+  check_refused(speculate("--max-new-tokens -3"), 2, "--max-new-tokens");
+  check_refused(speculate("--prompt a --prompt-ids 2"), 2, "--prompt");
+  check_refused(speculate("--target " + tiny + "/target --draft 4"), 2, "--assistant");
+}
+
+TEST_CASE("what cannot be carried out is exit code 1 and one sentence that names the thing") {
+  check_refused(speculate("--target /no/such/directory"), 1, "/no/such/directory");
+  check_refused(speculate("--prompt-file /no/such/file"), 1, "/no/such/file");
+  check_refused(speculate("--prompt-ids 2,99999"), 1, "99999");
+  check_refused(speculate("--prompt-ids 2,-5"), 1, "-5");
+  check_refused(speculate("--target " + tiny + "/assistant"), 1, "assistant");
+  check_refused(speculate("--target " + tiny + "/target --assistant " + tiny + "/target"), 1, "target");
+  check_refused(speculate("--target " + tiny + "/target --assistant " + golden + "/e2b/assistant"), 1, "hidden size");
+  const outcome run = speculate("--target /no/such/directory");
+  CHECK(std::count(run.err.begin(), run.err.end(), '\n') == 1);
+}
