@@ -21,7 +21,7 @@ namespace bench {
 
 using nlohmann::ordered_json;
 
-inline constexpr std::size_t most_rows = 8;  // V(M) is measured for M = 1 … 8
+inline constexpr std::size_t most_rows = 9;  // V(M) is measured for M = 1 … 9
 
 /// Bytes of weights a decoded row reads: the matrices of the text stack with the head in full, chosen experts only; not the tables that
 /// are only looked up, and not the dead keys and values of sharing layers.
@@ -74,12 +74,16 @@ inline void add_figures(ordered_json& out, const samples& s, std::size_t bytes) 
     out["verify"].push_back({{"rows", m}, {"ms", to_json(s.pass_ms[m])}, {"cost", to_json(s.pass_cost[m])}});
   out["draft_step"] = {{"ms", to_json(s.draft_ms)}, {"cost", to_json(s.draft_cost)}};
   out["prefill_tokens_per_second"] = to_json(s.prefill);
-  for (const auto& [drafts, c] : s.counts)
+  for (const auto& [drafts, c] : s.counts) {
+    const double per_pass = static_cast<double>(c.tokens) / static_cast<double>(c.rounds() + c.plain_passes());
+    const double cost = summary(s.pass_cost.at(drafts + 1)).median + static_cast<double>(drafts) * summary(s.draft_cost).median;
     out["end_to_end"].push_back({{"drafts", drafts},
                                  {"tokens_per_second", to_json(s.tokens_per_second.at(drafts))},
                                  {"speedup", to_json(s.speedup.at(drafts))},
+                                 {"predicted_speedup", per_pass / cost},
                                  {"acceptance", c.acceptance_rate()},
-                                 {"tokens_per_pass", static_cast<double>(c.tokens) / static_cast<double>(c.rounds() + c.plain_passes())}});
+                                 {"tokens_per_pass", per_pass}});
+  }
 }
 
 /// The same figures as Markdown.
@@ -113,13 +117,14 @@ inline void print_table(const ordered_json& r) {
   row("prompt", r["prefill_tokens_per_second"], " tokens/s");
 
   std::printf(
-      "\n| drafts | tokens/s | quartiles | against plain | quartiles | acceptance | tokens per pass |\n|---|---|---|---|---|---|---|\n");
+      "\n| drafts | tokens/s | quartiles | against plain | quartiles | predicted | acceptance | tokens per pass "
+      "|\n|---|---|---|---|---|---|---|---|\n");
   for (const auto& e : r["end_to_end"]) {
     const auto &speed = e["tokens_per_second"], &gain = e["speedup"];
-    std::printf("| %s | %.0f | %.0f – %.0f | %.2f | %.2f – %.2f | %.0f %% | %.2f |\n", text(e["drafts"]).c_str(),
+    std::printf("| %s | %.0f | %.0f – %.0f | %.2f | %.2f – %.2f | %.2f | %.0f %% | %.2f |\n", text(e["drafts"]).c_str(),
                 speed["median"].get<double>(), speed["low"].get<double>(), speed["high"].get<double>(), gain["median"].get<double>(),
-                gain["low"].get<double>(), gain["high"].get<double>(), 100 * e["acceptance"].get<double>(),
-                e["tokens_per_pass"].get<double>());
+                gain["low"].get<double>(), gain["high"].get<double>(), e["predicted_speedup"].get<double>(),
+                100 * e["acceptance"].get<double>(), e["tokens_per_pass"].get<double>());
   }
 }
 

@@ -49,15 +49,14 @@ void run(const arguments& args) {
   const auto prompt = !args.prompt_ids.empty()
                           ? args.prompt_ids
                           : text->encode(args.prompt_file.empty() ? args.prompt : io::read_text_file(args.prompt_file));
-  std::FILE* const show = !args.json ? stdout : isatty(STDOUT_FILENO) ? stderr : nullptr;
+  std::ostream* const show = !args.json ? &std::cout : isatty(STDOUT_FILENO) ? &std::cerr : nullptr;
   std::optional<detokenizer> stream;
   if (text) stream.emplace(*text);
   std::vector<token_id> written, plain_written;
   const auto emit = [&](token_id token) {
     written.push_back(token);
-    if (!show) return;
-    std::fputs(stream ? std::string(stream->push(token)).c_str() : (std::to_string(token) + " ").c_str(), show);
-    std::fflush(show);
+    if (show && stream) *show << stream->push(token) << std::flush;
+    if (show && !stream) *show << token << ' ' << std::flush;
   };
   generate_options options{args.max_new_tokens, assistant ? args.draft : 0, config.eos.empty() ? model.config().eos : config.eos,
                            config.suppress};
@@ -68,7 +67,7 @@ void run(const arguments& args) {
   } else {
     result = generate(session, prompt, options, emit);
   }
-  if (show && stream) std::fputs(std::string(stream->finish()).c_str(), show);
+  if (show && stream) *show << stream->finish() << std::flush;
 
   statistics plain;
   if (args.compare) {
@@ -81,21 +80,21 @@ void run(const arguments& args) {
   const statistics& s = result.stats;
   const std::string simd(backend_traits<Backend>::simd());
   if (args.json) {
-    nlohmann::json out, accepted_at = nlohmann::json::array();
+    std::vector<std::size_t> accepted_at;
     for (std::size_t i = 1; i <= options.draft; ++i) accepted_at.push_back(s.accepted_at(i));
-    out["tokens"] = written;
-    out["text"] = text ? text->decode_text(written) : "";
-    out["prompt_tokens"] = s.prompt_tokens;
-    out["rounds"] = s.rounds();
-    out["plain_passes"] = s.plain_passes();
-    out["drafted"] = s.drafted();
-    out["accepted"] = s.accepted();
-    out["accepted_per_position"] = accepted_at;
-    out["tokens_per_round"] = s.tokens_per_round();
-    out["seconds"] = {{"load", load_time.count()}, {"prefill", s.prefill_seconds}, {"decode", s.decode_seconds}};
-    out["backend"] = args.backend;
-    out["simd"] = simd;
-    out["threads"] = ctx.threads();
+    nlohmann::json out{{"tokens", written},
+                       {"text", text ? text->decode_text(written) : ""},
+                       {"prompt_tokens", s.prompt_tokens},
+                       {"rounds", s.rounds()},
+                       {"plain_passes", s.plain_passes()},
+                       {"drafted", s.drafted()},
+                       {"accepted", s.accepted()},
+                       {"accepted_per_position", accepted_at},
+                       {"tokens_per_round", s.tokens_per_round()},
+                       {"seconds", {{"load", load_time.count()}, {"prefill", s.prefill_seconds}, {"decode", s.decode_seconds}}},
+                       {"backend", args.backend},
+                       {"simd", simd},
+                       {"threads", ctx.threads()}};
     if (args.compare) out["plain_seconds"] = plain.decode_seconds, out["identical"] = identical;
     std::cout << out.dump() << std::endl;
   } else if (std::puts(""); !args.quiet) {
@@ -103,7 +102,7 @@ void run(const arguments& args) {
                 s.tokens, s.rounds(), s.plain_passes(), s.drafted(), s.accepted(), 100 * s.acceptance_rate(), s.tokens_per_pass());
     std::printf("%.0f tokens/s", s.tokens_per_second());
     if (args.compare)
-      std::printf(" with, %.0f without speculation; identical to plain decoding: %s", plain.tokens_per_second(), identical ? "yes" : "no");
+      std::printf(" with, %.0f without; identical to plain decoding: %s", plain.tokens_per_second(), identical ? "yes" : "no");
     std::printf("\nbackend %s, SIMD %s, threads %u\n", args.backend.c_str(), simd.c_str(), ctx.threads());
   }
   if (args.compare && !identical) throw std::runtime_error("the text differs from plain decoding, which must not happen");
@@ -118,21 +117,14 @@ void run_on(const arguments& args) {
 
 int main(int argc, char** argv) try {
   arguments args;
-  CLI::App app(
-      "Writes text with a Gemma 4 model and its assistant: the text the model alone would write, sooner.\n"
-      "Without --target: a tiny pair trained on the King James Bible.");
+  CLI::App app("Writes text with a Gemma 4 model and its assistant. Without --target: a tiny pair trained on the King James Bible.");
   const auto* target = app.add_option("--target", args.target, "Hugging Face directory of the model");
-  const auto* assistant =
-      app.add_option("--assistant", args.assistant, "Hugging Face directory of its assistant; without one, plain decoding");
+  const auto* assistant = app.add_option("--assistant", args.assistant, "Directory of its assistant; without one, plain decoding");
   auto* prompt = app.add_option("--prompt", args.prompt, "Text to continue")->capture_default_str();
   auto* file = app.add_option("--prompt-file", args.prompt_file, "File with the text to continue")->excludes(prompt);
-  app.add_option("--prompt-ids", args.prompt_ids, "Token ids to continue, as given: 2,5,7")
-      ->delimiter(',')
-      ->excludes(prompt)
-      ->excludes(file);
+  app.add_option("--prompt-ids", args.prompt_ids, "Token ids to continue, as given: 2,5,7")->delimiter(',')->excludes(prompt, file);
   app.add_option("--max-new-tokens", args.max_new_tokens, "Most tokens to write")->capture_default_str()->check(CLI::Range(0, 1 << 20));
-  const auto* draft =
-      app.add_option("--draft", args.draft, "Drafts per round; 0 = plain decoding")->capture_default_str()->check(CLI::Range(0, 16));
+  const auto* draft = app.add_option("--draft", args.draft, "Drafts per round; 0 = none")->capture_default_str()->check(CLI::Range(0, 16));
   app.add_option("--backend", args.backend, "What computes")->capture_default_str()->check(CLI::IsMember({"reference", "highway", "cpu"}));
   app.add_option("--threads", args.threads, "Threads; one per core if not given")->check(CLI::Range(1, 1024));
   app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16"}));

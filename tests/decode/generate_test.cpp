@@ -71,7 +71,11 @@ TEST_CASE("more drafts than a round can count are refused, however large the tar
   stub_target target(100);
   no_draft none;
   speculative_decoder decoder(target, none);
-  CHECK(mentions(refusal(error_code::argument_invalid, [&] { decoder.generate(prompt, {8, 17, {}, {}}, ignore); }), "17 drafts", "up to 16"));
+  CHECK(mentions(refusal(error_code::argument_invalid,
+                         [&] {
+                           decoder.generate(prompt, {8, 17, {}, {}}, ignore);
+                         }),
+                 "17 drafts", "up to 16"));
 }
 
 TEST_CASE("plain decoding has no use for a draft length and ignores it") {

@@ -34,8 +34,8 @@ struct watching_drafter {
     matrix<float, host_space> embedding(1, 1);
     target.embed(embedding.view(), request.last);
     seen.push_back("token " + std::to_string(static_cast<int>(embedding.view()(0, 0))) + ", hidden of " +
-                   std::to_string(static_cast<int>(target.hidden()(0, 0))) + ", position " + std::to_string(keys.position) + ", keys 0 to " +
-                   std::to_string(keys.ends[0] - 1) + ", " + std::to_string(out.size()) + " drafts");
+                   std::to_string(static_cast<int>(target.hidden()(0, 0))) + ", position " + std::to_string(keys.position) +
+                   ", keys 0 to " + std::to_string(keys.ends[0] - 1) + ", " + std::to_string(out.size()) + " drafts");
     CHECK(keys.ends[0] == keys.ends[1]);
     return script.propose(target, request, out);
   }
@@ -190,7 +190,8 @@ TEST_CASE("a callback that throws leaves the target at a commit point") {
     CHECK(target.committed_tokens() == std::vector<token_id>(y.begin(), y.begin() + static_cast<std::ptrdiff_t>(kept)));
     scripted_drafter again(y, {3, 1});
     const outcome out = decode(target, again, {10, 4, {}, {}}, {y[kept]});
-    CHECK(out.tokens == std::vector<token_id>(y.begin() + static_cast<std::ptrdiff_t>(kept) + 1, y.begin() + static_cast<std::ptrdiff_t>(kept) + 11));
+    CHECK(out.tokens ==
+          std::vector<token_id>(y.begin() + static_cast<std::ptrdiff_t>(kept) + 1, y.begin() + static_cast<std::ptrdiff_t>(kept) + 11));
   }
 }
 

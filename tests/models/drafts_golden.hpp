@@ -30,8 +30,8 @@ class hand_drafter {
 
   struct step {
     token_id token = 0;
-    std::vector<float> logits, state;        // over the whole vocabulary; [T]
-    std::vector<std::int32_t> clusters;      // ascending; empty for a dense head
+    std::vector<float> logits, state;    // over the whole vocabulary; [T]
+    std::vector<std::int32_t> clusters;  // ascending; empty for a dense head
   };
 
   /// One step from the two halves of its input.
@@ -79,7 +79,8 @@ std::vector<token_id> check_drafts(const golden& expected, const std::string& na
     const auto step = drafter.forward(embedding, state, keys);
     // The target's depth, four layers, and those of every draft before.
     const double roundings = roundings_per_layer * static_cast<double>(target.config().layer_count() + 5 * (j + 1));
-    check_close(name + ".logits" + at, step.logits, expected.floats(name + ".logits" + at), step.logits.size(), tolerance.logits, roundings);
+    check_close(name + ".logits" + at, step.logits, expected.floats(name + ".logits" + at), step.logits.size(), tolerance.logits,
+                roundings);
     if (expected.has(name + ".state" + at))
       check_close(name + ".state" + at, step.state, expected.floats(name + ".state" + at), step.state.size(), tolerance.state, roundings);
     if (!centroids.empty()) {
@@ -157,7 +158,8 @@ TEST_CASE_TEMPLATE("the assistant drafts what is recorded, step by step, from co
 /// Recorded keys [heads, rows, head_dim] and values as a drafter reads them: one block of a growing layer.
 class recorded_layer {
  public:
-  recorded_layer(const golden& expected, const std::string& name) : shape_(expected.shape(name + ".k")), memory_(expected.floats(name + ".k")) {
+  recorded_layer(const golden& expected, const std::string& name)
+      : shape_(expected.shape(name + ".k")), memory_(expected.floats(name + ".k")) {
     const std::vector<float> values = expected.floats(name + ".v");
     memory_.insert(memory_.end(), values.begin(), values.end());
     block_ = memory_.data();
@@ -208,7 +210,8 @@ TEST_CASE_TEMPLATE("pitfall 70: with the rejected keys transformers hands over, 
       // Full layers: n − 1 committed keys, and exactly one more in the hand-over.
       CHECK(session.keys().ends == std::array{n - 1, n - 1});
       CHECK(handed_over.ends[static_cast<std::size_t>(attention_kind::full)] == n);
-      const std::vector<float> clean = drafter.forward(embedding, hidden, session.keys()).logits, recorded = expected.floats(stale + ".logits.0");
+      const std::vector<float> clean = drafter.forward(embedding, hidden, session.keys()).logits,
+                               recorded = expected.floats(stale + ".logits.0");
       double difference = 0;
       for (std::size_t i = 0; i < clean.size(); ++i) difference = (std::max)(difference, std::abs(double{clean[i]} - double{recorded[i]}));
       CHECK(difference > 10 * tolerance.logits);
@@ -220,7 +223,7 @@ TEST_CASE_TEMPLATE("a draft step has the same bits on every number of threads", 
   for (const char* name : {"e2b", "dense31b"}) {
     CAPTURE(name);
     const golden expected(name);
-    model_pair<B> pair(expected.directory, execution{1});
+    model_pair<B> pair(expected.directory);
     const std::vector<token_id> text = expected.text("p1");
     const auto session = session_behind(pair, pair.ctx, text);
     const auto step_on = [&](unsigned threads) {

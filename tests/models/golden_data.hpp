@@ -30,6 +30,10 @@ using gemma4::attention_kind;
 template <class B>
 inline constexpr bool prompts_are_exact = true;
 
+/// The models are far too small to share out between threads, so most tests use one. Those named for it prove that the number of threads
+/// changes no bit.
+inline constexpr execution one_thread{1};
+
 /// The float32 cases that have everything: stages, keys, drafts, rounds.
 inline constexpr const char* float_cases[] = {"e2b", "e4b", "dense31b", "moe26b", "unified12b"};
 
@@ -95,7 +99,7 @@ struct model_pair {
   gemma4::assistant<B> assistant;
   context_of<B> ctx;
 
-  explicit model_pair(const std::filesystem::path& directory, execution how = {})
+  explicit model_pair(const std::filesystem::path& directory, execution how = one_thread)
       : target(gemma4::load_model<B>(directory / "target")), assistant(gemma4::load_assistant<B>(directory / "assistant")), ctx(how) {}
 };
 

@@ -40,7 +40,7 @@ inline void widen_to_float(testing::stored_tensor& t) {
 
 template <class B>
 std::vector<float> prompt_logits(const gemma4::model<B>& target, std::span<const token_id> tokens) {
-  context_of<B> ctx{execution{}};
+  context_of<B> ctx{one_thread};
   passes<B> run(target, ctx, tokens.size());
   return copy_of(run.forward(tokens, tokens.size(), row_kind::prompt).logits);
 }
@@ -65,7 +65,8 @@ TEST_CASE_TEMPLATE("bfloat16 weights give the recorded logits but for the roundi
   }
 }
 
-TEST_CASE_TEMPLATE("the same weights widened to float give the recorded float logits, drafts, texts and rounds", B, OUTRIDER_TESTED_BACKENDS) {
+TEST_CASE_TEMPLATE("the same weights widened to float give the recorded float logits, drafts, texts and rounds", B,
+                   OUTRIDER_TESTED_BACKENDS) {
   const golden expected("e2b_bf16");
   const testing::temporary_directory directory;
   rewrite_checkpoint(expected.directory / "target", directory.path() / "target", widen_to_float);

@@ -51,6 +51,31 @@ TEST_CASE_TEMPLATE("the tiny pair writes its recorded texts in the recorded roun
   CHECK(rejected > 0);
 }
 
+TEST_CASE_TEMPLATE("on two and three threads the tiny pair has the rounds it has on one", B, OUTRIDER_TESTED_BACKENDS) {
+  const std::vector<token_id> ids = read_json(tiny_pair_directory / "expected.json").at("cases").at(0).at("prompt_ids");
+  const auto write_on = [&](unsigned threads) {
+    model_pair<B> pair(tiny_pair_directory, execution{threads});
+    gemma4::session<B> session(pair.target, pair.ctx);
+    assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+    return write_speculatively(session, assistant, ids, {64, 4, tiny_eos, {}});
+  };
+  const written alone = write_on(1);
+  CHECK(alone.stats.drafted() > 0);
+  for (const unsigned threads : {2u, 3u}) {
+    CAPTURE(threads);
+    const written shared = write_on(threads);
+    CHECK(shared.tokens == alone.tokens);
+    CHECK(shared.stats.passes == alone.stats.passes);
+  }
+}
+
+TEST_CASE_TEMPLATE("two thousand tokens of the tiny pair with a drafter are those without", B, OUTRIDER_TESTED_BACKENDS) {
+  if constexpr (!std::is_same_v<B, reference>) {  // which would take half a minute
+    model_pair<B> pair(tiny_pair_directory);
+    check_long_text(pair, read_json(tiny_pair_directory / "expected.json").at("cases").at(0).at("prompt_ids").get<std::vector<token_id>>());
+  }
+}
+
 TEST_CASE_TEMPLATE("with keys and values in bf16 the tiny pair speculates the text it decodes", B, OUTRIDER_TESTED_BACKENDS) {
   model_pair<B> pair(tiny_pair_directory);
   gemma4::session<B, bf16> session(pair.target, pair.ctx);

@@ -130,6 +130,27 @@ TEST_CASE("a tokenizer of the released size finds its pieces again") {
   CHECK(real_size().encode("xlay", no_bos) == std::vector{*real_size().find("xl"), *real_size().find("ay")});
 }
 
+TEST_CASE("a tokenizer of the released size gives back random texts, streamed and at once") {
+  const unsigned seed = 31;
+  INFO("seed " << seed);
+  std::mt19937 random(seed);
+  std::vector<std::string> characters = real_size_file::alphabet();
+  characters[0] = " ";
+  for (const char* other : {"\n", "\t", "ß", "\xff", "<bos>"}) characters.emplace_back(other);
+  for (int round = 0; round < 200; ++round) {
+    std::string text;
+    for (auto i = random() % 200; i > 0; --i) text += characters[random() % characters.size()];
+    CAPTURE(text);
+    const auto ids = real_size().encode(text);
+    CHECK(real_size().decode_bytes(ids) == text);
+    detokenizer stream(real_size());
+    std::string streamed;
+    for (const token_id id : ids) streamed += stream.push(id);
+    streamed += stream.finish();
+    CHECK(streamed == real_size().decode_text(ids));
+  }
+}
+
 TEST_CASE("pitfall 142: a long run of one character, a single line, is merged without a quadratic step") {
   for (const std::string unit : {"a", " ", "\n", "🙂", "ab"}) {
     std::string text;

@@ -3,8 +3,12 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <iterator>
+#include <limits>
 #include <random>
 #include <string>
 #include <vector>
@@ -251,6 +255,10 @@ TEST_CASE("a missing file and text that is no JSON are told apart from a wrong t
     CHECK(refusal_of(text).code == error_code::file_malformed);
   CHECK(refusal_of("{\"a\" 1}").sentence == "some/tokenizer.json: not usable JSON at byte 6");
   CHECK(refusal_of(std::string(1000, '[')).sentence == "some/tokenizer.json: the file is nested deeper than 64 levels");
+  std::string many = "[[]";
+  for (int i = 0; i < 1000000; ++i) many += ",[]";
+  CHECK(refusal_of(many + "]").sentence ==
+        "some/tokenizer.json: the file has more than 1000000 values besides model.vocab and model.merges");
   CHECK(refusal_of("[]").sentence == "some/tokenizer.json: the file holds a value of type array, must be an object");
   CHECK(refusal_of("3").sentence == "some/tokenizer.json: the file holds a value of type number, must be an object");
 }
@@ -366,7 +374,6 @@ TEST_CASE("a key that is there twice is refused") {
 
 TEST_CASE("pitfall 145: a file whose texts could outgrow 32-bit lengths is refused before it is read") {
   const auto path = std::filesystem::temp_directory_path() / "outrider_oversized_tokenizer.json";
-  { std::filesystem::remove(path); }
   std::FILE* file = std::fopen(path.string().c_str(), "wb");
   REQUIRE(file);
   std::fclose(file);
@@ -385,23 +392,46 @@ TEST_CASE("long texts from the file are cut in error messages") {
   CHECK(refusal_of(document.dump()).sentence.size() < 300);
 }
 
-TEST_CASE("a damaged file gives an error or a working tokenizer, nothing else") {
-  const unsigned seed = 7, rounds = 500;
+namespace {
+
+/// A file of the tiny form with few merges, so that a change is likely to hit something that matters.
+json short_document() {
+  json document = tiny_document();
+  json& merges = document["model"]["merges"];
+  merges.erase(merges.begin() + 40, merges.end());
+  return document;
+}
+
+/// Loads and uses a file that may be damaged: an error or a working tokenizer, nothing else.
+void load_and_use(const std::string& text) {
+  try {
+    const tokenizer loaded = tokenizer::from_json(text, "damaged");
+    const std::string sample = "<bos>And the LORD\n\n said \xff<|turn>";
+    for (const bool parse_special : {false, true}) {
+      const auto ids = loaded.encode(sample, {.add_bos = false, .parse_special = parse_special});
+      CHECK(ids.size() <= sample.size());
+      CHECK(loaded.decode_text(ids, true).ends_with("\ufffd<|turn>"));
+    }
+  } catch (const error& e) {
+    CHECK(std::string(e.what()).starts_with("damaged: "));
+  }
+}
+
+}  // namespace
+
+TEST_CASE("a file with damaged bytes gives an error or a working tokenizer") {
+  const unsigned seed = 7, rounds = 300;
   INFO("seed " << seed);
   std::mt19937 random(seed);
-  // A small file of the same form, so that a mutation is likely to hit something that matters.
-  json short_document = tiny_document();
-  short_document["model"]["merges"] = json::array();
-  for (std::size_t i = 0; i < 40; ++i) short_document["model"]["merges"].push_back(tiny_document()["model"]["merges"][i]);
-  const std::string original = short_document.dump();
-  const std::vector<std::string> tokens{
-      "{",     "}",    "[",       "]",       ",",    ":",     "\"",    "null", "true", "-1", "1e9", "4294967296", "99999999999999999999",
-      "\"a\"", "[[]]", "\\u0000", "\\ud800", "\xff", "vocab", "merges"};
+  const std::string original = short_document().dump();
+  const std::vector<std::string> scraps{"{",   "}",          "[",     "]",    ",",       ":",       "\"",   "null",  "true",  "-1",
+                                        "1e9", "4294967296", "\"a\"", "[[]]", "\\u0000", "\\ud800", "\xff", "vocab", "merges"};
   for (unsigned round = 0; round < rounds; ++round) {
     CAPTURE(round);
     std::string text = original;
     for (auto edits = 1 + random() % 3; edits > 0; --edits) {
       const std::size_t at = random() % text.size(), length = (std::min)(std::size_t{random() % 30}, text.size() - at);
+      const std::string& scrap = scraps[random() % scraps.size()];
       switch (random() % 5) {
         case 0:
           text[at] = static_cast<char>(random() % 256);
@@ -413,20 +443,33 @@ TEST_CASE("a damaged file gives an error or a working tokenizer, nothing else") 
           text.insert(at, text.substr(random() % text.size(), length));
           break;
         case 3:
-          text.insert(at, tokens[random() % tokens.size()]);
+          text.insert(at, scrap);
           break;
         default:
-          text.replace(at, length, tokens[random() % tokens.size()]);
+          text.replace(at, length, scrap);
           break;
       }
     }
-    try {
-      const tokenizer loaded = tokenizer::from_json(text, "mutated");
-      const std::string sample = "<bos>And the LORD\n\n said \xff<|turn>";
-      CHECK(loaded.decode_bytes(loaded.encode(sample)).size() <= 3 * sample.size());
-      CHECK(loaded.encode(sample, {.add_bos = true, .parse_special = true}).size() <= sample.size());
-    } catch (const error& e) {
-      CHECK(std::string(e.what()).starts_with("mutated: "));
+    load_and_use(text);
+  }
+}
+
+TEST_CASE("a file with values exchanged gives an error or a working tokenizer") {
+  const unsigned seed = 8, rounds = 300;
+  INFO("seed " << seed);
+  std::mt19937 random(seed);
+  const json original = short_document();
+  const std::vector<json> odd{nullptr, true,       -1,   0,   1,        2048,          4294967296,     1.5,       "", " ",
+                              "a",     "the LORD", "\n", "▁", "<0x0A>", json::array(), json::object(), {"t", "h"}};
+  for (unsigned round = 0; round < rounds; ++round) {
+    CAPTURE(round);
+    json document = original;
+    for (auto edits = 1 + random() % 2; edits > 0; --edits) {
+      json* node = &document;
+      while (!node->empty() && node->is_structured() && (node == &document || random() % 8 != 0))
+        node = &*std::next(node->begin(), static_cast<std::ptrdiff_t>(random() % node->size()));
+      *node = odd[random() % odd.size()];
     }
+    load_and_use(document.dump());
   }
 }

@@ -22,6 +22,7 @@
 #include "outrider/backend/concepts.hpp"
 #include "outrider/backend/highway/kernel_table.hpp"
 #include "outrider/backend/parallel.hpp"
+#include "outrider/backend/reference.hpp"
 #include "outrider/backend/traits.hpp"
 #include "outrider/core/view.hpp"
 
@@ -71,7 +72,8 @@ struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
         const std::size_t count = (std::min)(panel_rows, end - first);
         const matrix_view<float> part = out.slice_cols(first, count);
         for (std::size_t r = 0; r < part.rows; ++r) std::fill_n(part.row(r), count, 0.0f);
-        for (std::size_t c = 0; c < w.cols; c += panel_cols) add_panel(ctx, part, x, w.slice_rows(first, count), c, (std::min)(panel_cols, w.cols - c));
+        for (std::size_t c = 0; c < w.cols; c += panel_cols)
+          add_panel(ctx, part, x, w.slice_rows(first, count), c, (std::min)(panel_cols, w.cols - c));
       }
     });
   }
@@ -102,5 +104,7 @@ template <class Simd>
 struct pointwise_ops<eigen_prompts<Simd>> : pointwise_ops<Simd> {};
 template <class Simd, class Kv>
 struct attention_ops<eigen_prompts<Simd>, Kv> : attention_ops<Simd, Kv> {};
+
+static_assert(check_backend<eigen_prompts<reference>>());
 
 }  // namespace outrider

@@ -15,7 +15,8 @@
 #include <hwy/detect_targets.h>
 
 #if HWY_STATIC_TARGET == HWY_SCALAR || HWY_STATIC_TARGET == HWY_EMU128 || (HWY_ARCH_X86 && HWY_STATIC_TARGET > HWY_AVX2)
-#error "outrider: the compiler's target has no AVX2 (NEON on Arm): compile with -march=native (x86-64 since 2013: -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul; -march=haswell and -march=x86-64-v3 need -maes -mpclmul too), or choose the instruction set at run time with outrider/backend/highway_dispatch.hpp and one dispatch translation unit (CMake: link outrider::highway_dispatch)"
+#error \
+    "outrider: the compiler's target has no AVX2 (NEON on Arm): compile with -march=native (x86-64 since 2013: -mavx2 -mfma -mf16c -mbmi -mbmi2 -maes -mpclmul; -march=haswell and -march=x86-64-v3 need -maes -mpclmul too), or choose the instruction set at run time with outrider/backend/highway_dispatch.hpp and one dispatch translation unit (CMake: link outrider::highway_dispatch)"
 #else
 
 #include <cstdint>
@@ -37,7 +38,7 @@ struct basic_highway {};
 template <std::int64_t Target, class Parallel>
 class basic_highway_context {
  public:
-  explicit basic_highway_context(execution how = {}) noexcept : threads_(how.threads == 0 ? Parallel::default_threads() : how.threads) {}
+  explicit basic_highway_context(execution how = {}) noexcept : threads_(detail::threads_for<Parallel>(how)) {}
   [[nodiscard]] unsigned threads() const noexcept { return threads_; }
   [[nodiscard]] static const detail::kernel_table& kernels() noexcept { return *HWY_NAMESPACE::kernels(); }
 
@@ -47,7 +48,8 @@ class basic_highway_context {
 
 template <std::int64_t Target, class Parallel>
 struct backend_traits<basic_highway<Target, Parallel>> {
-  static_assert(Target == HWY_STATIC_TARGET, "outrider: basic_highway exists for HWY_STATIC_TARGET only; other targets need highway_dispatch.hpp");
+  static_assert(Target == HWY_STATIC_TARGET,
+                "outrider: basic_highway exists for HWY_STATIC_TARGET only; other targets need highway_dispatch.hpp");
   using space = host_space;
   using context = basic_highway_context<Target, Parallel>;
   static constexpr std::string_view name() noexcept { return "highway"; }
@@ -59,7 +61,8 @@ struct linear_ops<basic_highway<Target, Parallel>, W> : detail::simd_linear<basi
 template <std::int64_t Target, class Parallel>
 struct pointwise_ops<basic_highway<Target, Parallel>> : detail::simd_pointwise<basic_highway_context<Target, Parallel>, Parallel> {};
 template <std::int64_t Target, class Parallel, detail::simd_kv Kv>
-struct attention_ops<basic_highway<Target, Parallel>, Kv> : detail::simd_attention<basic_highway_context<Target, Parallel>, Parallel, Kv> {};
+struct attention_ops<basic_highway<Target, Parallel>, Kv> : detail::simd_attention<basic_highway_context<Target, Parallel>, Parallel, Kv> {
+};
 
 /// On the calling thread.
 using highway_serial = basic_highway<HWY_STATIC_TARGET, serial>;

@@ -16,8 +16,8 @@
 namespace outrider {
 
 namespace detail {
-/// The kernels for this machine's CPU; null if it has no instruction set that they were compiled for. Undefined when linking? Then the program
-/// lacks its dispatch translation unit, see above.
+/// The kernels for this machine's CPU; null if it has no instruction set that they were compiled for. If the linker misses this function, the
+/// program lacks its dispatch translation unit: see above.
 const kernel_table* best_kernels() noexcept;
 }  // namespace detail
 
@@ -30,7 +30,7 @@ class basic_highway_dispatch_context {
  public:
   /// error_code::argument_invalid on a CPU without any of the instruction sets: slow scalar code is never chosen silently.
   explicit basic_highway_dispatch_context(execution how = {})
-      : kernels_(detail::best_kernels()), threads_(how.threads == 0 ? Parallel::default_threads() : how.threads) {
+      : kernels_(detail::best_kernels()), threads_(detail::threads_for<Parallel>(how)) {
     if (!kernels_)
       throw error(error_code::argument_invalid,
                   "outrider: backend highway_dispatch: this CPU has none of the vector instruction sets the program was built for "
@@ -60,7 +60,8 @@ struct linear_ops<basic_highway_dispatch<Parallel>, W> : detail::simd_linear<bas
 template <class Parallel>
 struct pointwise_ops<basic_highway_dispatch<Parallel>> : detail::simd_pointwise<basic_highway_dispatch_context<Parallel>, Parallel> {};
 template <class Parallel, detail::simd_kv Kv>
-struct attention_ops<basic_highway_dispatch<Parallel>, Kv> : detail::simd_attention<basic_highway_dispatch_context<Parallel>, Parallel, Kv> {};
+struct attention_ops<basic_highway_dispatch<Parallel>, Kv>
+    : detail::simd_attention<basic_highway_dispatch_context<Parallel>, Parallel, Kv> {};
 
 /// On the calling thread.
 using highway_dispatch_serial = basic_highway_dispatch<serial>;

@@ -128,6 +128,7 @@ class tokenizer_json_reader {
 
  private:
   static constexpr std::size_t max_depth = 64;
+  static constexpr std::size_t max_values = 1'000'000;  // in the document: released files have some ten thousands
   enum class place { document, vocab, merges, merge_pair };
   struct vocab_entry {
     vocabulary::piece text;
@@ -165,6 +166,8 @@ class tokenizer_json_reader {
     return true;
   }
   nlohmann::json* put(nlohmann::json value) {
+    if (++values_ > max_values)
+      refuse("the file", "has more than " + std::to_string(max_values) + " values besides model.vocab and model.merges");
     if (open_.empty()) return &(document_ = std::move(value));
     if (open_.back()->is_object()) return &(*member_ = std::move(value));
     open_.back()->push_back(std::move(value));
@@ -324,7 +327,8 @@ class tokenizer_json_reader {
   std::vector<nlohmann::json*> open_;  // the containers around the next value; none of them moves while the next is inside it
   nlohmann::json* member_ = nullptr;   // where the value of the last key goes
   nlohmann::json* model_ = nullptr;
-  std::string key_;  // the last key in the document
+  std::string key_;         // the last key in the document
+  std::size_t values_ = 0;  // in the document
 
   place inside_ = place::document;
   bool has_vocab_ = false, has_merges_ = false;

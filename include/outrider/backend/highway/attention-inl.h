@@ -26,10 +26,8 @@ namespace HWY_NAMESPACE {
 constexpr std::size_t key_tile = 64;
 static_assert(key_tile % lanes == 0);
 
-/// A query on its way through its keys. out [head_dim] holds Σ exp(score − largest) · value so far.
+/// How far a query has come through its keys; its output holds Σ exp(score − largest) · value so far.
 struct query_state {
-  const float* q;
-  float* out;
   std::size_t begin, end;  // the positions it sees
   float largest, sum;
 };
@@ -58,119 +56,158 @@ HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end
   return fade;
 }
 
-/// out[i] += Σ_j weight[i][j] · value(j) over `count` consecutive values, j ascending.
-template <std::size_t MR, class Kv>
-HWY_NOINLINE void add_values(float* const* out, const float* const* weight, const Kv* values, std::size_t count, std::size_t d) noexcept {
-  constexpr std::size_t width = HWY_CAP_GE512 ? 4 : 2;  // vectors of a strip; MR × width accumulators stay in registers
-  std::size_t c = 0;
-  for (; c + width * lanes <= d; c += width * lanes) {
-    vec sum[MR][width];
+/// out[i][0 … width·lanes - 1] += Σ_j weight[i][j] · values[j·d + …], j ascending.
+template <std::size_t MR, std::size_t width, class Kv>
+HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* const* weight, const Kv* values, std::size_t count,
+                          std::size_t d) noexcept {
+  vec sum[MR][width];
+  OUTRIDER_UNROLL
+  for (std::size_t i = 0; i < MR; ++i) {
+    OUTRIDER_UNROLL
+    for (std::size_t s = 0; s < width; ++s) sum[i][s] = load(out[i] + column + s * lanes);
+  }
+  for (std::size_t j = 0; j < count; ++j) {
+    vec v[width];
+    OUTRIDER_UNROLL
+    for (std::size_t s = 0; s < width; ++s) v[s] = load(values + j * d + column + s * lanes);
     OUTRIDER_UNROLL
     for (std::size_t i = 0; i < MR; ++i) {
+      const vec p = set(weight[i][j]);
       OUTRIDER_UNROLL
-      for (std::size_t s = 0; s < width; ++s) sum[i][s] = load(out[i] + c + s * lanes);
-    }
-    for (std::size_t j = 0; j < count; ++j) {
-      vec v[width];
-      OUTRIDER_UNROLL
-      for (std::size_t s = 0; s < width; ++s) v[s] = load(values + j * d + c + s * lanes);
-      OUTRIDER_UNROLL
-      for (std::size_t i = 0; i < MR; ++i) {
-        const vec p = set(weight[i][j]);
-        OUTRIDER_UNROLL
-        for (std::size_t s = 0; s < width; ++s) sum[i][s] = hn::MulAdd(p, v[s], sum[i][s]);
-      }
-    }
-    OUTRIDER_UNROLL
-    for (std::size_t i = 0; i < MR; ++i) {
-      OUTRIDER_UNROLL
-      for (std::size_t s = 0; s < width; ++s) store(sum[i][s], out[i] + c + s * lanes);
+      for (std::size_t s = 0; s < width; ++s) sum[i][s] = hn::MulAdd(p, v[s], sum[i][s]);
     }
   }
-  for (; c < d; c += lanes) {
-    const std::size_t n = HWY_MIN(lanes, d - c);
-    for (std::size_t i = 0; i < MR; ++i) {
-      vec sum = load_first(out[i] + c, n);
-      for (std::size_t j = 0; j < count; ++j) sum = hn::MulAdd(set(weight[i][j]), load_first(values + j * d + c, n), sum);
-      store_first(sum, out[i] + c, n);
-    }
+  OUTRIDER_UNROLL
+  for (std::size_t i = 0; i < MR; ++i) {
+    OUTRIDER_UNROLL
+    for (std::size_t s = 0; s < width; ++s) store(sum[i][s], out[i] + column + s * lanes);
   }
 }
 
-/// Up to dot_rows queries of one KV head, each over its own positions; the keys and values they share are read once.
+/// out[i] [d] += Σ_j weight[i][j] · value(j) over `count` consecutive values, j ascending, for MR <= dot_rows queries.
+template <std::size_t MR, class Kv>
+HWY_NOINLINE void add_values(float* const* out, const float* const* weight, const Kv* values, std::size_t count, std::size_t d) noexcept {
+  constexpr std::size_t width = HWY_CAP_GE512 ? 4 : 2;  // dot_rows × width accumulators and a row of values fit into the registers
+  std::size_t c = 0;
+  for (; c + width * lanes <= d; c += width * lanes) add_strip<MR, width>(out, c, weight, values, count, d);
+  for (; c + lanes <= d; c += lanes) add_strip<MR, 1>(out, c, weight, values, count, d);
+  if (c == d) return;
+  for (std::size_t i = 0; i < MR; ++i) {
+    vec sum = load_first(out[i] + c, d - c);
+    for (std::size_t j = 0; j < count; ++j) sum = hn::MulAdd(set(weight[i][j]), load_first(values + j * d + c, d - c), sum);
+    store_first(sum, out[i] + c, d - c);
+  }
+}
+
+/// The same for 1 <= queries <= dot_rows.
 template <class Kv>
-void attend_group(query_state* query, std::size_t count, kv_view<const Kv> cache, std::size_t head) noexcept {
+HWY_INLINE void add_values_of(std::size_t queries, float* const* out, const float* const* weight, const Kv* values, std::size_t count,
+                              std::size_t d) noexcept {
+  switch (queries) {
+    case 1:
+      return add_values<1>(out, weight, values, count, d);
+    case 2:
+      return add_values<2>(out, weight, values, count, d);
+    case 3:
+      return add_values<3>(out, weight, values, count, d);
+    default:
+      return add_values<4>(out, weight, values, count, d);
+  }
+}
+
+/// How many queries of a KV head go through its keys together: a tile of keys and values is read once and stays in the second-level cache.
+constexpr std::size_t query_group = 32;
+
+/// The queries of a group and the scores of one tile.
+struct query_set {
+  std::size_t count = 0;
+  query_state state[query_group];
+  const float* q[query_group];
+  float* out[query_group];
+  std::size_t begin[query_group], end[query_group];  // what each sees of the tile, counted from the tile's first position
+  HWY_ALIGN float score[query_group][key_tile];
+};
+
+/// Scores of the positions from … to - 1, which lie in the tile that starts at `tile`, for all queries.
+template <class Kv>
+void score_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to) noexcept {
+  const std::size_t d = cache.head_dim, line = 64 / sizeof(Kv);
+  for (std::size_t p = from; p < to;) {
+    const std::size_t run = cache.run(p, to), groups = (run + dot_streams - 1) / dot_streams;
+    const Kv *keys = cache.key(p, head), *values = cache.value(p, head);
+    for (std::size_t g = 0; g < groups; ++g) {
+      const Kv* key[dot_streams];
+      std::size_t at[dot_streams];
+      for (std::size_t s = 0; s < dot_streams; ++s) {
+        at[s] = HWY_MIN(s * groups + g, run - 1);
+        key[s] = keys + at[s] * d;
+        for (std::size_t c = 0; c < d; c += line) prefetch(values + at[s] * d + c);  // wanted as soon as the scores are known
+      }
+      for (std::size_t r = 0; r < set.count; r += dot_rows) {
+        const std::size_t rows = HWY_MIN(dot_rows, set.count - r);
+        float result[dot_rows][dot_streams];
+        dots_of(rows, set.q + r, key, d, result);
+        for (std::size_t i = 0; i < rows; ++i)
+          for (std::size_t s = 0; s < dot_streams; ++s) set.score[r + i][p - tile + at[s]] = result[i][s];
+      }
+    }
+    p += run;
+  }
+}
+
+/// Adds the weighted values of the same positions to the outputs. Neighbouring queries that see the same part of the tile, as they do
+/// everywhere but at the ends of their windows, go together.
+template <class Kv>
+void add_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to) noexcept {
   const std::size_t d = cache.head_dim;
-  const float* q[dot_rows];
+  for (std::size_t p = from; p < to;) {
+    const std::size_t run = cache.run(p, to), at = p - tile;
+    const Kv* values = cache.value(p, head);
+    for (std::size_t r = 0; r < set.count;) {
+      std::size_t rows = 1;
+      while (rows < dot_rows && r + rows < set.count && set.begin[r + rows] == set.begin[r] && set.end[r + rows] == set.end[r]) ++rows;
+      const std::size_t begin = HWY_MAX(at, set.begin[r]), end = HWY_MIN(at + run, set.end[r]);
+      if (begin < end) {
+        const float* weight[dot_rows];
+        for (std::size_t i = 0; i < rows; ++i) weight[i] = set.score[r + i] + begin;
+        add_values_of(rows, set.out + r, weight, values + (begin - at) * d, end - begin, d);
+      }
+      r += rows;
+    }
+    p += run;
+  }
+}
+
+/// The queries of a set, each over its own positions; the keys and values they share are read once.
+template <class Kv>
+void attend_set(query_set& set, kv_view<const Kv> cache, std::size_t head) noexcept {
+  const std::size_t d = cache.head_dim;
   std::size_t first = key_window::unlimited, last = 0;
-  for (std::size_t i = 0; i < count; ++i) {
-    q[i] = query[i].q;
-    for (std::size_t c = 0; c < d; ++c) query[i].out[c] = 0;
-    if (query[i].begin >= query[i].end) continue;
-    first = HWY_MIN(first, query[i].begin);
-    last = HWY_MAX(last, query[i].end);
+  for (std::size_t i = 0; i < set.count; ++i) {
+    for (std::size_t c = 0; c < d; ++c) set.out[i][c] = 0;
+    if (set.state[i].begin >= set.state[i].end) continue;
+    first = HWY_MIN(first, set.state[i].begin);
+    last = HWY_MAX(last, set.state[i].end);
   }
 
-  HWY_ALIGN float score[dot_rows][key_tile];
   for (std::size_t from = first; from < last;) {
     const std::size_t tile = from / key_tile * key_tile, to = HWY_MIN(tile + key_tile, last);
-    for (std::size_t p = from; p < to;) {
-      const std::size_t run = cache.run(p, to);
-      const Kv* keys = cache.key(p, head);
-      for (std::size_t j = 0; j < run; j += dot_streams) {
-        const Kv* key[dot_streams];
-        for (std::size_t s = 0; s < dot_streams; ++s) key[s] = keys + HWY_MIN(j + s, run - 1) * d;
-        float result[dot_rows][dot_streams];
-        dots_of(count, q, key, d, result);
-        for (std::size_t i = 0; i < count; ++i)
-          for (std::size_t s = 0; s < dot_streams && j + s < run; ++s) score[i][p - tile + j + s] = result[i][s];
-      }
-      p += run;
+    score_tile(set, cache, head, tile, from, to);
+    for (std::size_t i = 0; i < set.count; ++i) {
+      set.begin[i] = HWY_MAX(from, set.state[i].begin) - tile;
+      set.end[i] = HWY_MAX(HWY_MIN(to, set.state[i].end), tile) - tile;
+      if (set.begin[i] >= set.end[i]) continue;
+      const float fade = weigh(set.score[i], set.begin[i], set.end[i], set.state[i]);
+      if (fade != 1)
+        for (std::size_t c = 0; c < d; ++c) set.out[i][c] *= fade;
     }
-
-    bool together = true;  // all queries see the same part of the tile, as they do everywhere but at the ends of their windows
-    std::size_t begin[dot_rows], end[dot_rows];
-    for (std::size_t i = 0; i < count; ++i) {
-      begin[i] = HWY_MAX(from, query[i].begin) - tile;
-      end[i] = HWY_MAX(HWY_MIN(to, query[i].end), tile + begin[i]) - tile;
-      together = together && begin[i] == begin[0] && end[i] == end[0];
-      if (begin[i] == end[i]) continue;
-      const float fade = weigh(score[i], begin[i], end[i], query[i]);
-      if (fade != 1) {
-        const vec f = set(fade);
-        std::size_t c = 0;
-        for (; c + lanes <= d; c += lanes) store(hn::Mul(load(query[i].out + c), f), query[i].out + c);
-        for (; c < d; ++c) query[i].out[c] *= fade;
-      }
-    }
-
-    for (std::size_t p = from; p < to;) {
-      const std::size_t run = cache.run(p, to);
-      const Kv* values = cache.value(p, head);
-      const std::size_t at = p - tile;
-      if (together && count == dot_rows) {
-        float* out[dot_rows];
-        const float* weight[dot_rows];
-        for (std::size_t i = 0; i < dot_rows; ++i) {
-          out[i] = query[i].out;
-          weight[i] = score[i] + at;
-        }
-        add_values<dot_rows>(out, weight, values, run, d);
-      } else {
-        for (std::size_t i = 0; i < count; ++i) {
-          const std::size_t b = HWY_MAX(at, begin[i]), e = HWY_MIN(at + run, end[i]);
-          const float* weight = score[i] + b;
-          if (b < e) add_values<1>(&query[i].out, &weight, values + (b - at) * d, e - b, d);
-        }
-      }
-      p += run;
-    }
+    add_tile(set, cache, head, tile, from, to);
     from = to;
   }
 
-  for (std::size_t i = 0; i < count; ++i) {
-    if (query[i].begin >= query[i].end) continue;
-    for (std::size_t c = 0; c < d; ++c) query[i].out[c] /= query[i].sum;
+  for (std::size_t i = 0; i < set.count; ++i) {
+    if (set.state[i].begin >= set.state[i].end) continue;
+    for (std::size_t c = 0; c < d; ++c) set.out[i][c] /= set.state[i].sum;
   }
 }
 
@@ -179,14 +216,15 @@ void attend(matrix_view<float> out, matrix_view<const float> q, kv_view<const Kv
             std::size_t end) noexcept {
   const std::size_t d = cache.head_dim, group = q.cols / d / cache.heads, per_head = q.rows * group;
   for (std::size_t item = begin; item < end;) {
-    const std::size_t head = item / per_head, count = HWY_MIN(dot_rows, HWY_MIN(end, (head + 1) * per_head) - item);
-    query_state query[dot_rows];
-    for (std::size_t i = 0; i < count; ++i) {
-      const std::size_t row = (item + i) % per_head / group, column = (head * group + (item + i) % group) * d;
-      query[i] = {q.row(row) + column, out.row(row) + column, window.begin(row), window.end(row), -std::numeric_limits<float>::infinity(), 0};
+    const std::size_t head = item / per_head, stop = HWY_MIN(end, (head + 1) * per_head);
+    query_set set;
+    for (; item < stop && set.count < query_group; ++item, ++set.count) {
+      const std::size_t row = item % per_head / group, column = (head * group + item % group) * d;
+      set.q[set.count] = q.row(row) + column;
+      set.out[set.count] = out.row(row) + column;
+      set.state[set.count] = {window.begin(row), window.end(row), -std::numeric_limits<float>::infinity(), 0};
     }
-    attend_group(query, count, cache, head);
-    item += count;
+    attend_set(set, cache, head);
   }
 }
 

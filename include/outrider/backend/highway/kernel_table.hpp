@@ -36,7 +36,8 @@ struct linear_kernels {
 struct pointwise_kernels {
   void (*rms_norm)(matrix_view<float> out, matrix_view<const float> x, const float* weight, float eps) noexcept;
   /// x [m·heads, 2h] with the rows first … first + x.rows - 1 of the whole: row r uses row (first + r) / heads of the tables.
-  void (*rope)(matrix_view<float> x, matrix_view<const float> cos, matrix_view<const float> sin, std::size_t first, std::size_t heads) noexcept;
+  void (*rope)(matrix_view<float> x, matrix_view<const float> cos, matrix_view<const float> sin, std::size_t first,
+               std::size_t heads) noexcept;
   void (*gelu_mul)(matrix_view<float> out, matrix_view<const float> gate, matrix_view<const float> up) noexcept;
   void (*add)(matrix_view<float> out, matrix_view<const float> x, matrix_view<const float> y) noexcept;
   void (*scale)(matrix_view<float> out, matrix_view<const float> x, float factor) noexcept;

@@ -24,7 +24,8 @@ constexpr std::size_t dot_streams = HWY_CAP_GE512 ? 4 : 3, dot_rows = 4;
 /// mostly its stream's next row, and a prefetch never faults.
 template <std::size_t MR, class W>
 HWY_NOINLINE void dots(const float* const* x, const W* const* w, std::size_t k, float (*result)[dot_streams]) noexcept {
-  constexpr std::size_t ahead = (MR <= 2 ? 512 : 2048) / sizeof(W);  // measured: few rows run at the speed of memory, many at that of the FMAs
+  constexpr std::size_t ahead =
+      (MR <= 2 ? 512 : 2048) / sizeof(W);  // measured: few rows run at the speed of memory, many at that of the FMAs
   vec sum[MR][dot_streams];
   OUTRIDER_UNROLL
   for (std::size_t i = 0; i < MR; ++i) {

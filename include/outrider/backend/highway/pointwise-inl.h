@@ -93,7 +93,8 @@ inline void rms_norm(matrix_view<float> out, matrix_view<const float> x, const f
   }
 }
 
-inline void rope(matrix_view<float> x, matrix_view<const float> cos, matrix_view<const float> sin, std::size_t first, std::size_t heads) noexcept {
+inline void rope(matrix_view<float> x, matrix_view<const float> cos, matrix_view<const float> sin, std::size_t first,
+                 std::size_t heads) noexcept {
   const std::size_t h = cos.cols;
   for (std::size_t r = 0; r < x.rows; ++r) {
     float *low = x.row(r), *high = low + h;
