@@ -93,11 +93,17 @@ inline void print_table(const ordered_json& r) {
     const std::filesystem::path path(text(r[key]));
     return (path.parent_path().filename() / path.filename()).string();
   };
-  const auto row = [](const std::string& what, const ordered_json& s, const char* unit) {
-    std::printf("| %s | %.4g%s | %.4g – %.4g |\n", what.c_str(), s["median"].get<double>(), unit, s["low"].get<double>(),
-                s["high"].get<double>());
+  const auto number = [](const ordered_json& value) {
+    char digits[32];
+    const double v = value.get<double>();
+    std::snprintf(digits, sizeof digits, v < 1000 ? "%.3g" : "%.0f", v);
+    return std::string(digits);
   };
-  std::printf("%s with %s, backend %s (%s), %s threads, keys and values in %s\n%s; %s; outrider %s\n", name("target").c_str(),
+  const auto row = [&](const std::string& what, const ordered_json& s, const char* unit) {
+    std::printf("| %s | %s%s | %s – %s |\n", what.c_str(), number(s["median"]).c_str(), unit, number(s["low"]).c_str(),
+                number(s["high"]).c_str());
+  };
+  std::printf("%s with %s, backend %s, SIMD %s, threads %s, keys and values in %s\n%s; %s; outrider %s\n", name("target").c_str(),
               name("assistant").c_str(), text(r["backend"]).c_str(), text(r["simd"]).c_str(), text(r["threads"]).c_str(),
               text(r["kv"]).c_str(), text(r["cpu"]).c_str(), text(r["compiler"]).c_str(), text(r["outrider"]).c_str());
   std::printf("%s rounds; passes, drafts and prompt at %s positions; texts of %s tokens from %s prompts, the same in every row\n\n",

@@ -138,14 +138,16 @@ TEST_CASE_TEMPLATE("speculation writes the greedy text with every drafter and dr
 template <class B>
 void check_clean_rounds(const golden& expected, model_pair<B>& pair) {
   for (const std::string prompt : {"p0", "p1"})
-    for (const auto& [k, recorded] : expected.numbers(prompt).at("clean").items()) {
+    for (const auto& entry : expected.numbers(prompt).at("clean").items()) {
+      const std::size_t k = std::stoul(entry.key());
+      const nlohmann::json& recorded = entry.value();
       CAPTURE(prompt);
       CAPTURE(k);
       const std::vector<token_id> ids = expected.ids(prompt + ".prompt"), want = expected.ids(prompt + ".greedy");
       gemma4::session<B> session(pair.target, pair.ctx);
       assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
       recorded_drafter drafter(assistant);
-      const written text = write_speculatively(session, drafter, ids, {want.size(), std::stoul(k), {}, {}});
+      const written text = write_speculatively(session, drafter, ids, {want.size(), k, {}, {}});
       CHECK(text.tokens == want);
       CHECK(rounds_of(drafter.rounds, text, ids.size()) == recorded.at("rounds").template get<std::vector<std::array<std::size_t, 3>>>());
       CHECK(text.stats.drafted() == recorded.at("drafted").template get<std::size_t>());

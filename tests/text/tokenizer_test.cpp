@@ -373,7 +373,7 @@ TEST_CASE("a key that is there twice is refused") {
 }
 
 TEST_CASE("pitfall 145: a file whose texts could outgrow 32-bit lengths is refused before it is read") {
-  const auto path = std::filesystem::temp_directory_path() / "outrider_oversized_tokenizer.json";
+  const auto path = std::filesystem::temp_directory_path() / ("outrider_oversized_" + std::to_string(std::random_device{}()) + ".json");
   std::FILE* file = std::fopen(path.string().c_str(), "wb");
   REQUIRE(file);
   std::fclose(file);

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <limits>
 #include <optional>
 #include <span>
 #include <string>
@@ -24,10 +23,10 @@
 
 namespace outrider {
 
+/// How a text becomes ids. Words of a user are encoded with parse_special off: what they spell stays text. A chat template's text has it on.
 struct encode_options {
-  bool add_bos = true;  // put <bos> in front, unless the text itself starts with it
-  bool parse_special =
-      false;  // "<|turn>" in the text is the marker; otherwise it is text like any other. On for templates, off for users' words
+  bool add_bos = true;         // put <bos> in front, unless the ids start with it already
+  bool parse_special = false;  // "<|turn>" in the text is the marker
 };
 
 /// Text to token ids and back: byte-pair encoding with byte fallback, as Gemma's. Immutable, so safe to share between threads.
@@ -75,10 +74,11 @@ class tokenizer {
 
   /// The ids of any byte string. Bytes that are not valid UTF-8 become byte tokens, so decode_bytes gives back what came in, except that
   /// U+2581 ("▁", the vocabulary's own sign for a space) comes back as a space. O(n log n).
-  /// error_code::argument_invalid for a text of 2 GiB or more.
+  /// error_code::argument_invalid for a text beyond 512 MiB.
   [[nodiscard]] std::vector<token_id> encode(std::string_view text, encode_options options = {}) const {
-    if (text.size() > std::size_t{(std::numeric_limits<std::int32_t>::max)()} / space_sign.size())
-      throw error(error_code::argument_invalid, "tokenizer::encode: a text of " + std::to_string(text.size()) + " bytes is too long");
+    if (text.size() > max_text)
+      throw error(error_code::argument_invalid, "tokenizer::encode: the text has " + std::to_string(text.size()) + " bytes, at most " +
+                                                    std::to_string(max_text) + " are allowed");
     std::vector<token_id> ids;
     const auto on_token = [&](token_id id) { ids.push_back(id); };
     raw_finder_.split(
@@ -145,6 +145,7 @@ class tokenizer {
  private:
   enum class kind : std::uint8_t { normal, byte, special };
   static constexpr std::string_view space_sign = "▁";
+  static constexpr std::size_t max_text = std::size_t{1} << 29;  // three symbols per byte at most, counted with 32 bits
 
   void check(token_id id) const {
     if (!tokens_.contains(id))
