@@ -15,12 +15,13 @@
 namespace outrider {
 
 /// All ops of Simd, under a name of its own. Prompt rows take the same row-exact tiles as decoding, so that cutting a prompt into chunks
-/// changes no bit. Speed is no reason to do otherwise. GFLOP/s of one Zen 4 core (g++ 12, -march=native), tiles / Eigen panels of eigen.hpp:
-///             bf16 6144 × 1536   bf16 1536 × 6144   f32 6144 × 1536   f32 1536 × 6144
-///   m = 16         86 / 37            88 / 38           58 / 40           62 / 37
-///   m = 64         89 / 60            87 / 63           74 / 66           60 / 61
-///   m = 128        89 / 66            89 / 64           73 / 74           63 / 66
-/// f32 with hundreds of rows gains up to a quarter on AVX2: who needs that names basic_cpu<eigen_prompts<highway>>.
+/// changes no bit, and speed is little reason to do otherwise. GFLOP/s of one Zen 4 core (g++ 12 -O3), tiles / Eigen panels of eigen.hpp,
+/// for weights [6144, 1536] and [1536, 6144]:
+///                  AVX-512 bf16       AVX-512 f32        AVX2 bf16          AVX2 f32
+///     m = 16     87/40   93/41      61/39   65/43      79/42   82/44      55/42   58/41
+///     m = 64     92/67   90/66      81/65   63/68      84/75   80/72      72/74   56/72
+///     m = 128    92/75   92/69      76/73   65/69      84/83   83/81      72/84   59/74
+/// Who reads long prompts with f32 weights names basic_cpu<eigen_prompts<highway>>.
 template <class Simd>
 struct basic_cpu {};
 

@@ -3,7 +3,8 @@
 // The kernels of highway_dispatch.hpp for every instruction set, and the choice among them. Include it first, in exactly one .cpp of the
 // program; that file needs no -m flags. CMake has it ready made: link outrider::highway_dispatch.
 #if defined(OUTRIDER_HIGHWAY_DISPATCH_IMPL)
-#error "outrider: outrider/backend/highway_dispatch_impl.inl is included twice in one translation unit; it belongs into exactly one .cpp, once"
+#error \
+    "outrider: outrider/backend/highway_dispatch_impl.inl is included twice in one translation unit; it belongs into exactly one .cpp, once"
 #elif defined(HWY_HIGHWAY_INCLUDED) || defined(HWY_TARGETS)
 #error "outrider: outrider/backend/highway_dispatch_impl.inl must be the first include of its .cpp: a Highway header came before it"
 #else
@@ -11,7 +12,9 @@
 
 // On x86-64 one slow baseline, AVX2 and AVX-512: what else Highway has adds nothing to float kernels but compile time. On Arm NEON: the
 // kernels want vectors of a fixed size.
+#if !defined(HWY_WANT_AVX3_DL)
 #define HWY_WANT_AVX3_DL  // 1.0.3 refuses -march=sapphirerapids without it
+#endif
 #include <hwy/detect_targets.h>
 #if !HWY_DISABLED_TARGETS
 #undef HWY_DISABLED_TARGETS
