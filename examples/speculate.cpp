@@ -105,6 +105,8 @@ void run(const arguments& args) {
       std::printf(" with, %.0f without; identical to plain decoding: %s", plain.tokens_per_second(), identical ? "yes" : "no");
     std::printf("\nbackend %s, SIMD %s, threads %u\n", args.backend.c_str(), simd.c_str(), ctx.threads());
   }
+  if (s.rounds() >= 8 && 5 * s.accepted_at(1) < s.rounds())
+    std::cerr << "speculate: few drafts were accepted; is this the assistant of this very model?\n";
   if (args.compare && !identical) throw std::runtime_error("the text differs from plain decoding, which must not happen");
 }
 

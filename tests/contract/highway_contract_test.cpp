@@ -1,8 +1,9 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #include "outrider/backend/highway.hpp"
-#if defined(_OPENMP)
-#define OUTRIDER_TESTED_BACKENDS outrider::highway, outrider::highway_serial
-#else
-#define OUTRIDER_TESTED_BACKENDS outrider::highway
-#endif
+#include "support/finest.hpp"
+
+namespace {
+using highway_cut_finest = outrider::basic_highway<HWY_STATIC_TARGET, outrider::testing::finest>;
+}
+#define OUTRIDER_TESTED_BACKENDS outrider::highway, highway_cut_finest
 #include "ops_contract.hpp"

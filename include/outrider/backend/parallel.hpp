@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "outrider/core/extents.hpp"
-
 #if defined(_OPENMP)
 #include <omp.h>
 #endif
@@ -30,14 +28,17 @@ struct openmp {
   static unsigned default_threads() noexcept { return static_cast<unsigned>((std::max)(1, omp_get_num_procs())); }
   template <class Body>
   static void for_ranges(unsigned threads, std::size_t count, std::size_t grain, Body&& body) noexcept {
-    const std::size_t pieces = divide_up(count, grain), team = (std::min)(static_cast<std::size_t>(threads), pieces);
-    if (team <= 1) {
+    const std::size_t pieces = count / grain, ranges = (std::min)(static_cast<std::size_t>(threads), pieces);
+    if (ranges <= 1) {
       if (count != 0) body(std::size_t{0}, count);
       return;
     }
-#pragma omp parallel for num_threads(static_cast <int>(team)) schedule(static, 1)
-    for (std::size_t t = 0; t < team; ++t) {
-      const std::size_t begin = pieces * t / team * grain, end = (std::min)(pieces * (t + 1) / team * grain, count);
+    // The team always has all threads, even if some find nothing to do: with another size libgomp would allocate and start a new one.
+    // clang-format off
+#pragma omp parallel for num_threads(static_cast<int>(threads)) schedule(static, 1)
+    // clang-format on
+    for (std::size_t t = 0; t < ranges; ++t) {
+      const std::size_t begin = pieces * t / ranges * grain, end = t + 1 == ranges ? count : pieces * (t + 1) / ranges * grain;
       body(begin, end);
     }
   }
