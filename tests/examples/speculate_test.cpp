@@ -127,6 +127,14 @@ TEST_CASE("no tokens wanted: none written") {
   CHECK(out["text"] == "");
 }
 
+TEST_CASE("pitfall 24: an assistant that is hardly ever right is remarked upon, and only such a one") {
+  const outcome off =
+      speculate("--target " + golden + "/e2b/target --assistant " + golden + "/e2b/assistant --prompt-ids 9,9,9 --max-new-tokens 64");
+  CHECK(off.code == 0);
+  CHECK(off.err.find("few drafts were accepted") != std::string::npos);
+  CHECK(speculate("--draft 16").err.empty());
+}
+
 TEST_CASE("--help is readable and names every option") {
   const outcome run = speculate("--help");
   CHECK(run.code == 0);

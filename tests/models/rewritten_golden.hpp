@@ -3,39 +3,26 @@
 // Recorded checkpoints in other clothes: bfloat16 weights as they are and widened to float, and dead tensors with other contents.
 #pragma once
 #include <cstdint>
-#include <functional>
 
 #include "drafts_golden.hpp"
 #include "golden_data.hpp"
 #include "speculation_golden.hpp"
+#include "support/rewrite_checkpoint.hpp"
 #include "support/temporary_directory.hpp"
-#include "support/write_safetensors.hpp"
 
 namespace models {
 
-/// Writes the checkpoint in `from` to the new directory `to`, every tensor as `edit` leaves it.
-inline void rewrite_checkpoint(const std::filesystem::path& from, const std::filesystem::path& to,
-                               const std::function<void(testing::stored_tensor&)>& edit) {
-  std::filesystem::create_directory(to);
-  std::filesystem::copy_file(from / "config.json", to / "config.json");
-  const io::tensor_set source = io::load_safetensors(from);
-  std::vector<testing::stored_tensor> tensors;
-  for (const auto& [name, t] : source) {
-    tensors.push_back({name, std::string(io::name_of(t.type)), t.shape, {t.bytes.begin(), t.bytes.end()}});
-    edit(tensors.back());
+inline void widen_to_float(std::vector<testing::stored_tensor>& tensors) {
+  for (testing::stored_tensor& t : tensors) {
+    if (t.dtype != "BF16") continue;
+    std::vector<std::byte> wide(2 * t.bytes.size(), std::byte{0});  // a float's upper half, behind its lower one
+    for (std::size_t i = 0; i < t.bytes.size(); i += 2) {
+      wide[2 * i + 2] = t.bytes[i];
+      wide[2 * i + 3] = t.bytes[i + 1];
+    }
+    t.dtype = "F32";
+    t.bytes = std::move(wide);
   }
-  testing::write_safetensors(to / "model.safetensors", tensors);
-}
-
-inline void widen_to_float(testing::stored_tensor& t) {
-  if (t.dtype != "BF16") return;
-  std::vector<std::byte> wide(2 * t.bytes.size(), std::byte{0});  // a float's upper half, behind its lower one
-  for (std::size_t i = 0; i < t.bytes.size(); i += 2) {
-    wide[2 * i + 2] = t.bytes[i];
-    wide[2 * i + 3] = t.bytes[i + 1];
-  }
-  t.dtype = "F32";
-  t.bytes = std::move(wide);
 }
 
 template <class B>
@@ -69,8 +56,8 @@ TEST_CASE_TEMPLATE("the same weights widened to float give the recorded float lo
                    OUTRIDER_TESTED_BACKENDS) {
   const golden expected("e2b_bf16");
   const testing::temporary_directory directory;
-  rewrite_checkpoint(expected.directory / "target", directory.path() / "target", widen_to_float);
-  rewrite_checkpoint(expected.directory / "assistant", directory.path() / "assistant", widen_to_float);
+  testing::rewrite_checkpoint(expected.directory / "target", directory.path() / "target", widen_to_float);
+  testing::rewrite_checkpoint(expected.directory / "assistant", directory.path() / "assistant", widen_to_float);
   model_pair<B> pair(directory.path());
   const std::size_t layers = pair.target.config().layer_count();
   // The case has no tolerances for float drafts and hidden states; those of e2b, whose weights these are, hold.
@@ -92,11 +79,14 @@ TEST_CASE_TEMPLATE("pitfall 14: dead tensors of sharing layers change nothing, n
   REQUIRE(!dead.empty());
   const testing::temporary_directory directory;
   std::size_t spoiled = 0;
-  rewrite_checkpoint(expected.directory / "target", directory.path() / "target", [&](testing::stored_tensor& t) {
-    if (std::find(dead.begin(), dead.end(), t.name) == dead.end()) return;
-    std::fill(t.bytes.begin(), t.bytes.end(), std::byte{0xff});  // every float a NaN
-    ++spoiled;
-  });
+  testing::rewrite_checkpoint(expected.directory / "target", directory.path() / "target",
+                              [&](std::vector<testing::stored_tensor>& tensors) {
+                                for (testing::stored_tensor& t : tensors) {
+                                  if (std::find(dead.begin(), dead.end(), t.name) == dead.end()) continue;
+                                  std::fill(t.bytes.begin(), t.bytes.end(), std::byte{0xff});  // every float a NaN
+                                  ++spoiled;
+                                }
+                              });
   REQUIRE(spoiled == dead.size());
   const std::vector<token_id> tokens = expected.ids("p1.prompt");
   CHECK(same_bits(prompt_logits(gemma4::load_model<B>(directory.path() / "target"), tokens),
