@@ -59,7 +59,7 @@ struct loaded_pair {
   gemma4::model<B> model;
   gemma4::assistant<B> assistant;
   gemma4::session<B, Kv> session{model, ctx};
-  assistant_drafter<B> drafter{assistant, ctx, model.config()};
+  assistant_drafter<B> drafter{assistant, ctx};
 
   explicit loaded_pair(const arguments& args)
       : ctx(execution{args.threads}),

@@ -18,14 +18,14 @@ struct outrider::linear_ops<my_backend, Weight> : outrider::linear_ops<outrider:
 template <class Kv>
 struct outrider::attention_ops<my_backend, Kv> : outrider::attention_ops<outrider::cpu, Kv> {};
 
-/// Inherits all pointwise ops and replaces one: the cap on the final logits. tanh never changes which logit is the largest, so for greedy
-/// decoding the cap may be left out.
+/// Inherits all pointwise ops and replaces one: a norm that counts its rows, and otherwise does what `cpu` does.
 template <>
 struct outrider::pointwise_ops<my_backend> : outrider::pointwise_ops<outrider::cpu> {
-  static inline std::size_t rows_seen = 0;
-  static void softcap(context_of<my_backend>& ctx, matrix_view<float> out, matrix_view<const float> x, float /*cap*/) noexcept {
-    rows_seen += x.rows;
-    if (out.data != x.data) copy(ctx, out, x);
+  static inline std::size_t rows_normed = 0;
+  static void rms_norm(context_of<my_backend>& ctx, matrix_view<float> out, matrix_view<const float> x, const float* weight,
+                       float eps) noexcept {
+    rows_normed += x.rows;
+    pointwise_ops<cpu>::rms_norm(ctx, out, x, weight, eps);
   }
 };
 
@@ -41,15 +41,16 @@ int main() try {
   const auto text = tokenizer::from_json_file(pair + "/target/tokenizer.json");
 
   gemma4::session<my_backend> session(model, ctx);
-  assistant_drafter<my_backend> drafter(assistant, ctx, model.config());
+  assistant_drafter<my_backend> drafter(assistant, ctx);
   detokenizer stream(text);
-  const auto result =
-      speculative_decoder(session, drafter)
-          .generate(text.encode("And it came to pass"), {.max_new_tokens = 48, .draft = 4, .eos = model.config().eos, .suppress = {}},
-                    [&](token_id token) { std::fputs(std::string(stream.push(token)).c_str(), stdout); });
-  std::printf("\n\n%s: %zu tokens in %zu rounds, %zu drafts accepted; its own softcap ran on %zu rows\n",
+  const auto result = speculative_decoder(session, drafter)
+                          .generate(text.encode("And it came to pass"),
+                                    {.max_new_tokens = 48, .draft = 4, .eos = model.config().eos, .suppress = model.config().suppress},
+                                    [&](token_id token) { std::fputs(std::string(stream.push(token)).c_str(), stdout); });
+  std::fputs(std::string(stream.finish()).c_str(), stdout);
+  std::printf("\n\n%s: %zu tokens in %zu rounds, %zu drafts accepted; its own rms_norm ran on %zu rows\n",
               backend_traits<my_backend>::name().data(), result.stats.tokens, result.stats.rounds(), result.stats.accepted(),
-              pointwise_ops<my_backend>::rows_seen);
+              pointwise_ops<my_backend>::rows_normed);
 } catch (const std::exception& problem) {
   std::fprintf(stderr, "custom_backend: %s\n", problem.what());
   return 1;

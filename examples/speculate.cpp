@@ -4,18 +4,18 @@
 #include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <stdexcept>
+#include <string>
+#include <vector>
 
-#include "outrider/backend/cpu.hpp"
 #include "outrider/backend/reference.hpp"
-#include "outrider/decode/speculative_decoder.hpp"
-#include "outrider/gemma4/load.hpp"
-#include "outrider/gemma4/session.hpp"
-#include "outrider/text/detokenizer.hpp"
-#include "outrider/version.hpp"
+#include "outrider/outrider.hpp"
 
 namespace {
 
@@ -36,7 +36,6 @@ void run(const arguments& args) {
   const auto start = std::chrono::steady_clock::now();
   context_of<Backend> ctx{execution{args.threads}};
   const auto model = gemma4::load_model<Backend>(args.target);
-  const auto config = gemma4::read_generation_config(args.target, model.config().vocab_size);
   std::optional<gemma4::assistant<Backend>> assistant;
   if (!args.assistant.empty()) assistant.emplace(gemma4::load_assistant<Backend>(args.assistant));
   std::optional<tokenizer> text;
@@ -58,11 +57,10 @@ void run(const arguments& args) {
     if (show && stream) *show << stream->push(token) << std::flush;
     if (show && !stream) *show << token << ' ' << std::flush;
   };
-  generate_options options{args.max_new_tokens, assistant ? args.draft : 0, config.eos.empty() ? model.config().eos : config.eos,
-                           config.suppress};
+  const generate_options options{args.max_new_tokens, assistant ? args.draft : 0, model.config().eos, model.config().suppress};
   generation result;
   if (assistant) {
-    assistant_drafter<Backend> drafter(*assistant, ctx, model.config());
+    assistant_drafter<Backend> drafter(*assistant, ctx);
     result = speculative_decoder(session, drafter).generate(prompt, options, emit);
   } else {
     result = generate(session, prompt, options, emit);

@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 
 /// Marks a function that device code may call as well: core formulas shared by host and device carry it.
 #if defined(__CUDACC__)
@@ -14,3 +15,10 @@
 #if !defined(OUTRIDER_ASSERT)
 #define OUTRIDER_ASSERT(condition) static_cast<void>(0)
 #endif
+
+namespace outrider {
+
+/// The most drafts a round may have.
+inline constexpr std::size_t max_draft_length = 16;
+
+}  // namespace outrider

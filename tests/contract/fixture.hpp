@@ -202,7 +202,7 @@ padded<T> pick(const padded<T>& source, std::span<const std::size_t> rows, std::
 template <class B>
 using row_op = std::function<std::vector<row_bits>(context_of<B>& ctx, std::span<const std::size_t> rows)>;
 
-/// Pitfall 126: every row, in every place of batches of 1 … 9 and 17 rows, beside its neighbours or beside NaN, has the bits it has alone.
+/// Pitfall 126: every row, in every place of batches of 1 … 9, 17 and 65 rows, beside its neighbours or beside NaN, has the bits it has alone.
 template <class B>
 void check_rows_are_independent(const row_op<B>& op) {
   context_of<B> ctx(execution{1});
@@ -229,6 +229,9 @@ void check_rows_are_independent(const row_op<B>& op) {
       CHECK_MESSAGE(agree(among_strangers), "a row takes something from the rows beside it");
     }
   }
+  std::vector<std::size_t> many(65);  // more than a kernel holds at once
+  for (std::size_t i = 0; i < many.size(); ++i) many[i] = i % source_rows;
+  CHECK_MESSAGE(agree(many), "a row of a large batch differs from the row alone");
 }
 
 /// The same bits with 1, 2 and 3 threads, for small and larger batches.

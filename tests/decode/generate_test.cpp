@@ -47,13 +47,13 @@ TEST_CASE("a prompt token outside the vocabulary is refused with its place and v
 
 TEST_CASE("a suppressed token outside the vocabulary is refused") {
   stub_target target;
-  const token_id suppress[] = {4, 50};
+  const std::vector<token_id> suppress{4, 50};
   CHECK(mentions(both_refuse(error_code::argument_invalid, target, prompt, {8, 0, {}, suppress}), "suppressed token 1", "50", "0 to 49"));
 }
 
 TEST_CASE("an end token outside the vocabulary is harmless: it never comes") {
   stub_target target;
-  const token_id eos[] = {-1, 1000};
+  const std::vector<token_id> eos{-1, 1000};
   CHECK(generate(target, prompt, {5, 0, eos, {}}, ignore).finish == finish_reason::max_new_tokens);
 }
 
@@ -106,7 +106,7 @@ TEST_CASE("a callback that returns false stops plain decoding behind its token")
 
 TEST_CASE("the end of text is emitted, counted, and the last") {
   const std::vector<token_id> y = stub_target::continued(prompt, 10);
-  const token_id eos[] = {49, y[8]};
+  const std::vector<token_id> eos{49, y[8]};
   stub_target target;
   std::vector<token_id> tokens;
   const generation result = generate(target, prompt, {10, 0, eos, {}}, [&](token_id token) { tokens.push_back(token); });
@@ -117,7 +117,7 @@ TEST_CASE("the end of text is emitted, counted, and the last") {
 
 TEST_CASE("an end of text that the callback stops at as well, or that is the last wanted token, is an end of text") {
   const std::vector<token_id> y = stub_target::continued(prompt, 10);
-  const token_id eos[] = {y[5]};
+  const std::vector<token_id> eos{y[5]};
   for (const std::size_t wanted : {std::size_t{1}, std::size_t{9}}) {
     stub_target target;
     CHECK(generate(target, prompt, {wanted, 0, eos, {}}, [](token_id) { return false; }).finish == finish_reason::end_of_text);
@@ -135,7 +135,7 @@ TEST_CASE("zero tokens wanted: the prompt is processed and nothing comes out") {
 TEST_CASE("a suppressed token is replaced by the best of the others") {
   stub_target target;
   const std::vector<token_id> y = stub_target::continued(prompt, 1);
-  const token_id suppress[] = {y[5], 0};
+  const std::vector<token_id> suppress{y[5], 0};
   std::vector<token_id> tokens;
   generate(target, prompt, {1, 0, {}, suppress}, [&](token_id token) { tokens.push_back(token); });
   CHECK(tokens == std::vector<token_id>{y[5] == 1 ? 2 : 1});  // all others are equal: the lowest id

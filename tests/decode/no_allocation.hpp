@@ -163,7 +163,7 @@ void check_generation(unsigned threads) {
   const auto assistant = gemma4::load_assistant<B>(directory / "assistant");
   context_of<B> ctx{execution{threads}};
   gemma4::session<B, Kv> session(target, ctx);
-  assistant_drafter<B> drafter(assistant, ctx, target.config());
+  assistant_drafter<B> drafter(assistant, ctx);
   speculative_decoder decoder(session, drafter);
   const auto expected = nlohmann::json::parse(std::ifstream(directory / "expected.json"));
   // Long enough for a second block of the full layers, which hold 256 positions each.

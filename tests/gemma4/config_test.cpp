@@ -271,7 +271,8 @@ TEST_CASE("pitfall 25: unified assistants are held to the rules of the others") 
 TEST_CASE("a bidirectional model is read, with its window, but cannot be run") {
   const text_config c = accepted("bidirectional_all");
   CHECK_FALSE(c.causal);
-  const auto no_tensors = std::make_shared<const io::tensor_set>("dir", std::vector<io::tensor>{{"model.embed_tokens.weight", {}, {}, {}, ""}}, nullptr);
+  const auto no_tensors =
+      std::make_shared<const io::tensor_set>("dir", std::vector<io::tensor>{{"model.embed_tokens.weight", {}, {}, {}, ""}}, nullptr);
   CHECK(mentions(refusal(error_code::model_unsupported, [&] { model<reference>(c, no_tensors); }), "dir", "use_bidirectional_attention"));
 }
 
@@ -285,7 +286,6 @@ TEST_CASE("the configs of all golden pairs and of the bundled pair load") {
     CHECK(a.text.first_shared() == 0);
     CHECK(a.text.softcap == 0);
     CHECK(t.softcap == 30);
-    CHECK(read_generation_config(pair / "assistant", a.text.vocab_size).assistant_tokens >= 3);
     CHECK_FALSE(read_generation_config(pair / "target", t.vocab_size).eos.empty());
   }
 }
@@ -566,28 +566,21 @@ TEST_CASE("a model directory without generation config has the defaults") {
   const generation_config g = read_generation_config(directory.path(), 64);
   CHECK(g.eos.empty());
   CHECK(g.suppress.empty());
-  CHECK(g.assistant_tokens == 0);
 }
 
 TEST_CASE("generation config: ends as number, list or null, suppressed ids, draft count") {
-  const generation_config g =
-      generation_from({{"eos_token_id", {1, 50, 10}}, {"suppress_tokens", {7, 8}}, {"num_assistant_tokens", 5}, {"top_k", 64}});
+  const generation_config g = generation_from({{"eos_token_id", {1, 50, 10}}, {"suppress_tokens", {7, 8}}, {"top_k", 64}});
   CHECK(g.eos == std::vector<token_id>{1, 50, 10});
   CHECK(g.suppress == std::vector<token_id>{7, 8});
-  CHECK(g.assistant_tokens == 5);
   CHECK(generation_from({{"eos_token_id", 3}}).eos == std::vector<token_id>{3});
-  const generation_config nulls =
-      generation_from({{"eos_token_id", nullptr}, {"suppress_tokens", nullptr}, {"num_assistant_tokens", nullptr}});
+  const generation_config nulls = generation_from({{"eos_token_id", nullptr}, {"suppress_tokens", nullptr}});
   CHECK(nulls.eos.empty());
   CHECK(nulls.suppress.empty());
-  CHECK(nulls.assistant_tokens == 0);
 }
 
 TEST_CASE("pitfall 3: generation config with ids outside the vocabulary or of a wrong type is refused") {
-  for (const json& changes :
-       {json{{"eos_token_id", 64}}, json{{"eos_token_id", "1"}}, json{{"eos_token_id", 1.0}}, json{{"suppress_tokens", 7}},
-        json{{"suppress_tokens", {64}}}, json{{"suppress_tokens", {-1}}}, json{{"num_assistant_tokens", -1}},
-        json{{"num_assistant_tokens", "3"}}, json{{"num_assistant_tokens", 1e300}}}) {
+  for (const json& changes : {json{{"eos_token_id", 64}}, json{{"eos_token_id", "1"}}, json{{"eos_token_id", 1.0}},
+                              json{{"suppress_tokens", 7}}, json{{"suppress_tokens", {64}}}, json{{"suppress_tokens", {-1}}}}) {
     CAPTURE(changes.dump());
     const std::string sentence = refusal(error_code::config_invalid, [&] { static_cast<void>(generation_from(changes)); });
     CHECK(mentions(sentence, "generation_config.json: " + changes.begin().key() + " is ", "; allowed: "));

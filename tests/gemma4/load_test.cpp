@@ -65,14 +65,15 @@ std::vector<float> step_logits(const gemma4::assistant<reference>& assistant) {
   return logits;
 }
 
-std::vector<float> prompt_logits(const std::filesystem::path& directory) {
+std::vector<float> prompt_logits(const gemma4::model<reference>& model) {
   context_of<reference> ctx{execution{}};
-  const auto model = gemma4::load_model<reference>(directory);
   gemma4::session<reference> session(model, ctx);
   session.prefill(std::vector<token_id>{2, 5, 7});
   const auto logits = session.logits();
   return {logits.row(0), logits.row(0) + logits.cols};
 }
+
+std::vector<float> prompt_logits(const std::filesystem::path& directory) { return prompt_logits(gemma4::load_model<reference>(directory)); }
 
 const std::string ordering = "masked_embedding.token_ordering";
 
@@ -118,29 +119,30 @@ TEST_CASE("a matrix of integers is refused with its type and those allowed") {
   CHECK(mentions(sentence, "model.layers.0.mlp.up_proj.weight", "I32", "F32, BF16 or F16"));
 }
 
-TEST_CASE("an untied head is read from lm_head.weight") {
-  const temporary_directory directory;
-  const auto to = directory.path() / "target";
-  rewrite_checkpoint(e2b / "target", to, [](auto& tensors) {
-    stored_tensor head = named(tensors, "model.embed_tokens.weight");
-    head.name = "lm_head.weight";
-    tensors.push_back(head);
-  });
-  gemma4::text_config config = gemma4::read_target_config(to / "config.json");
-  config.tied_head = false;
-  const auto tensors = std::make_shared<const io::tensor_set>(io::load_safetensors(to));
-  CHECK_NOTHROW(gemma4::model<reference>(config, tensors));
-  CHECK(mentions(
-      refusal(error_code::tensor_missing,
-              [&] { gemma4::model<reference>(config, std::make_shared<const io::tensor_set>(io::load_safetensors(e2b / "target"))); }),
-      "lm_head.weight"));
-}
-
-TEST_CASE("tensors at odd addresses give the same logits") {
-  const temporary_directory directory;
-  const auto to = directory.path() / "target";
-  rewrite_checkpoint(e2b / "target", to, [](auto& tensors) { tensors.insert(tensors.begin(), {"odd", "U8", {1}, {std::byte{0}}}); });
-  CHECK(prompt_logits(to) == prompt_logits(e2b / "target"));
+TEST_CASE("an untied head is read from lm_head.weight, and tensors at any address give the same logits") {
+  const auto want = prompt_logits(e2b / "target");
+  std::size_t misaligned = 0;
+  for (std::size_t shift = 0; shift < alignof(float); ++shift) {
+    CAPTURE(shift);
+    const temporary_directory directory;
+    const auto to = directory.path() / "target";
+    rewrite_checkpoint(e2b / "target", to, [&](auto& tensors) {
+      stored_tensor head = named(tensors, "model.embed_tokens.weight");
+      head.name = "lm_head.weight";
+      tensors.push_back(head);
+      tensors.insert(tensors.begin(), {"shift", "U8", {shift}, std::vector<std::byte>(shift)});
+    });
+    gemma4::text_config config = gemma4::read_target_config(to / "config.json");
+    config.tied_head = false;
+    const auto tensors = std::make_shared<const io::tensor_set>(io::load_safetensors(to));
+    if (reinterpret_cast<std::uintptr_t>(tensors->at("lm_head.weight").bytes.data()) % alignof(float) != 0) ++misaligned;
+    CHECK(prompt_logits(gemma4::model<reference>(config, tensors)) == want);
+  }
+  CHECK(misaligned >= alignof(float) - 2);  // the header's length varies with the shift by a digit at most
+  gemma4::text_config untied = gemma4::read_target_config(e2b / "target" / "config.json");
+  untied.tied_head = false;
+  const auto tied = std::make_shared<const io::tensor_set>(io::load_safetensors(e2b / "target"));
+  CHECK(mentions(refusal(error_code::tensor_missing, [&] { gemma4::model<reference>(untied, tied); }), "lm_head.weight"));
 }
 
 TEST_CASE("pitfall 5: an assistant with centroid tensors loads, and one without them loads too") {
@@ -211,4 +213,15 @@ TEST_CASE("pitfall 53: an input of another width than [embedding, hidden] of the
     t.bytes.resize(24 * 56 * sizeof(float));
   });
   CHECK(mentions(sentence, "pre_projection.weight", "[24, 56]", "[24, 64]"));
+}
+
+TEST_CASE("pitfall 93: all ends of text of generation_config.json end it, and its suppressed ids come along") {
+  const temporary_directory directory;
+  const auto to = directory.path() / "target";
+  rewrite_checkpoint(e2b / "target", to, [](auto&) {});
+  CHECK(gemma4::load_model<reference>(to).config().eos == std::vector<token_id>{1});
+  directory.write("target/generation_config.json", R"({"eos_token_id": [1, 106, 50], "suppress_tokens": [7, 8]})");
+  const auto model = gemma4::load_model<reference>(to);
+  CHECK(model.config().eos == std::vector<token_id>{1, 106, 50});
+  CHECK(model.config().suppress == std::vector<token_id>{7, 8});
 }

@@ -133,7 +133,7 @@ void check_recorded_drafts(const golden& expected, model_pair<B>& pair, const st
     hand_drafter<B> by_hand(pair.assistant, pair.ctx);
     const auto drafts = check_drafts(expected, names[i], session, by_hand, embedding, hidden, session.keys(), tolerance);
 
-    assistant_drafter<B> drafter(pair.assistant, pair.ctx, pair.target.config());
+    assistant_drafter<B> drafter(pair.assistant, pair.ctx);
     std::vector<token_id> proposed(drafts.size());
     CHECK(drafter.propose(session, {text[n - 1], {}, {}}, proposed) == drafts.size());
     CHECK(proposed == drafts);

@@ -96,7 +96,7 @@ TEST_CASE_TEMPLATE("speculation writes the greedy text with every drafter and dr
     const golden expected(name);
     model_pair<B> pair(expected.directory);
     gemma4::session<B> by_chunks(pair.target, pair.ctx, {.max_draft = 16, .prompt_chunk = 5}), at_once(pair.target, pair.ctx);
-    assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+    assistant_drafter<B> assistant(pair.assistant, pair.ctx);
     std::size_t accepted = 0, rejected = 0;
     for (const std::string prompt : {"p0", "p1"})
       for (const std::size_t k : lengths{0, 1, 2, 3, 4, 5, 6, 7, 8, 16}) {
@@ -145,7 +145,7 @@ void check_clean_rounds(const golden& expected, model_pair<B>& pair) {
       CAPTURE(k);
       const std::vector<token_id> ids = expected.ids(prompt + ".prompt"), want = expected.ids(prompt + ".greedy");
       gemma4::session<B> session(pair.target, pair.ctx);
-      assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+      assistant_drafter<B> assistant(pair.assistant, pair.ctx);
       recorded_drafter drafter(assistant);
       const written text = write_speculatively(session, drafter, ids, {want.size(), k, {}, {}});
       CHECK(text.tokens == want);
@@ -172,7 +172,7 @@ TEST_CASE_TEMPLATE("prompts around the window's length speculate as they decode"
   const std::size_t W = pair.target.config().window;
   const std::vector<token_id> source = expected.text("p1");
   gemma4::session<B> session(pair.target, pair.ctx);
-  assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+  assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   for (const std::size_t n : lengths{1, 2, W - 1, W, W + 1, 14, 2 * W, 515, 1024, 1025}) {
     CAPTURE(n);
     std::vector<token_id> prompt;
@@ -205,7 +205,7 @@ TEST_CASE_TEMPLATE("an end of text ends the text as first, middle and last draft
         continue;  // it would end the text before
       CAPTURE(end);
       const std::vector<token_id> want(greedy.begin(), greedy.begin() + static_cast<std::ptrdiff_t>(end) + 1);
-      const token_id ends[] = {-1, eos};  // a list, with an entry that no token equals
+      const std::vector<token_id> ends{-1, eos};  // a list, with an entry that no token equals
       const generate_options options{greedy.size() + k + 1, k, ends, {}};
       scripted_drafter drafter(expected.text("p1"), {scripted_drafter::everything});
       session.clear();
@@ -227,10 +227,10 @@ TEST_CASE_TEMPLATE("the recorded runs with an end of text end where they are rec
     const golden expected(name);
     model_pair<B> pair(expected.directory);
     gemma4::session<B> session(pair.target, pair.ctx);
-    assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+    assistant_drafter<B> assistant(pair.assistant, pair.ctx);
     for (const std::string prompt : {"p0", "p1"}) {
       const nlohmann::json& recorded = expected.numbers(prompt).at("eos");
-      const token_id eos[] = {recorded.at("eos_token_id").template get<token_id>()};
+      const std::vector<token_id> eos{recorded.at("eos_token_id").template get<token_id>()};
       std::vector<token_id> want = expected.ids(prompt + ".greedy");
       want.resize(recorded.at("new_tokens"));
       REQUIRE(want.back() == eos[0]);
@@ -257,11 +257,11 @@ TEST_CASE_TEMPLATE("a conversation goes on behind a finished text as if it had b
     const golden expected(name);
     model_pair<B> pair(expected.directory);
     gemma4::session<B> session(pair.target, pair.ctx);
-    assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+    assistant_drafter<B> assistant(pair.assistant, pair.ctx);
     const std::vector<token_id> first = expected.ids("p0.prompt"), greedy = expected.ids("p0.greedy"), more = expected.ids("p1.prompt");
     for (const std::size_t length : lengths{1, 7, 20}) {
       CAPTURE(length);
-      const token_id eos[] = {greedy[length]};  // ends the text early or in the middle of a round, or not at all
+      const std::vector<token_id> eos{greedy[length]};  // ends the text early or in the middle of a round, or not at all
       session.clear();
       const written start = write_speculatively(session, assistant, first, {length + 1, 5, eos, {}});
       REQUIRE(std::equal(start.tokens.begin(), start.tokens.end(), greedy.begin()));
@@ -309,7 +309,7 @@ TEST_CASE_TEMPLATE("a full context ends the text, plain and speculative at the s
   const golden expected("e2b");
   model_pair<B> pair(expected.directory);
   const std::vector<token_id> ids = expected.ids("p0.prompt"), greedy = expected.ids("p0.greedy");
-  assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+  assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   for (std::size_t room = 0; room <= 14; ++room) {
     CAPTURE(room);
     gemma4::session<B> session(pair.target, pair.ctx, {.max_draft = 8, .prompt_chunk = 5, .max_positions = ids.size() + room});
@@ -338,7 +338,7 @@ TEST_CASE_TEMPLATE("a full context ends the text, plain and speculative at the s
 template <class B>
 void check_long_text(model_pair<B>& pair, const std::vector<token_id>& prompt) {
   gemma4::session<B> session(pair.target, pair.ctx, {.max_positions = 2100});
-  assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+  assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   const written plain = write_plain(session, prompt, {2000, 0, {}, {}});
   session.clear();
   const written text = write_speculatively(session, assistant, prompt, {2000, 3, {}, {}});
@@ -359,7 +359,7 @@ TEST_CASE_TEMPLATE("suppressed tokens are neither written nor drafted", B, OUTRI
   const golden expected("e2b");
   model_pair<B> pair(expected.directory);
   gemma4::session<B> session(pair.target, pair.ctx);
-  assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+  assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   const std::vector<token_id> ids = expected.ids("p0.prompt"), greedy = expected.ids("p0.greedy");
   const std::vector<token_id> suppress(greedy.begin() + 3, greedy.begin() + 9);
   const generate_options options{40, 4, {}, suppress};

@@ -9,7 +9,7 @@
 namespace models {
 
 inline const std::filesystem::path tiny_pair_directory = source_directory / "examples/data/tiny-kjv";
-inline constexpr token_id tiny_eos[] = {1};
+inline const std::vector<token_id> tiny_eos{1};
 
 // The texts must always be equal. So must all counts, except where two candidates of some draft are closer than 1e-3 in the recording
 // (`smallest_draft_gap`): such a draft may come out as the other one where sums are rounded differently, and change what is accepted. The
@@ -17,7 +17,7 @@ inline constexpr token_id tiny_eos[] = {1};
 TEST_CASE_TEMPLATE("the tiny pair writes its recorded texts in the recorded rounds", B, OUTRIDER_TESTED_BACKENDS) {
   model_pair<B> pair(tiny_pair_directory);
   gemma4::session<B> session(pair.target, pair.ctx);
-  assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+  assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   const nlohmann::json expected = read_json(tiny_pair_directory / "expected.json");
   const std::size_t new_tokens = expected.at("new_tokens");
   std::size_t accepted = 0, rejected = 0;
@@ -56,7 +56,7 @@ TEST_CASE_TEMPLATE("on two and three threads the tiny pair has the rounds it has
   const auto write_on = [&](unsigned threads) {
     model_pair<B> pair(tiny_pair_directory, execution{threads});
     gemma4::session<B> session(pair.target, pair.ctx);
-    assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+    assistant_drafter<B> assistant(pair.assistant, pair.ctx);
     return write_speculatively(session, assistant, ids, {64, 4, tiny_eos, {}});
   };
   const written alone = write_on(1);
@@ -79,7 +79,7 @@ TEST_CASE_TEMPLATE("two thousand tokens of the tiny pair with a drafter are thos
 TEST_CASE_TEMPLATE("with keys and values in bf16 the tiny pair speculates the text it decodes", B, OUTRIDER_TESTED_BACKENDS) {
   model_pair<B> pair(tiny_pair_directory);
   gemma4::session<B, bf16> session(pair.target, pair.ctx);
-  assistant_drafter<B> assistant(pair.assistant, pair.ctx, pair.target.config());
+  assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   const nlohmann::json expected = read_json(tiny_pair_directory / "expected.json");
   std::size_t accepted = 0, rejected = 0;
   for (std::size_t i = 0; i < 2; ++i) {

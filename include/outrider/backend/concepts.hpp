@@ -10,6 +10,11 @@
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
 
+#if defined(__FAST_MATH__) || (defined(__FINITE_MATH_ONLY__) && __FINITE_MATH_ONLY__)
+#error \
+    "outrider: -ffast-math lets the compiler reorder sums and forget NaN and infinity, so that speculation would not be exact: compile without it"
+#endif
+
 namespace outrider {
 
 /// A list of types; `weight_types` below is the one place that names the storage formats of a model.
@@ -115,10 +120,11 @@ concept has_gather_ids = requires(context_of<B>& ctx, matrix_for<token_id, B> ou
   noexcept->std::same_as<void>;
 };
 template <class B>
-concept has_scatter_logits =
-    requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x, matrix_for<const token_id, B> ids) {
-      { pointwise_ops<B>::scatter_logits(ctx, out, x, ids) } noexcept -> std::same_as<void>;
-    };
+concept has_scatter_logits = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x,
+                                      matrix_for<const token_id, B> ids) {
+  { pointwise_ops<B>::scatter_logits(ctx, out, x, ids) }
+  noexcept->std::same_as<void>;
+};
 template <class B>
 concept has_route_experts = requires(context_of<B>& ctx, matrix_for<std::int32_t, B> experts, matrix_for<float, B> weights,
                                      matrix_for<float, B> logits, const float* scales) {
@@ -147,9 +153,9 @@ template <class B, class W>
 concept linear_backend =
     has_matmul<B, W> && has_matmul_prompt<B, W> && has_expert_matmul<B, W> && has_gathered_matmul<B, W> && has_gather_rows<B, W>;
 template <class B>
-concept pointwise_backend =
-    has_rms_norm<B> && has_rope_table<B> && has_rope<B> && has_gelu_mul<B> && has_add<B> && has_scale<B> && has_copy<B> && has_softcap<B> &&
-    has_top_k<B> && has_argmax<B> && has_mask<B> && has_gather_ids<B> && has_scatter_logits<B> && has_route_experts<B> && has_weighted_sum<B>;
+concept pointwise_backend = has_rms_norm<B> && has_rope_table<B> && has_rope<B> && has_gelu_mul<B> && has_add<B> && has_scale<B> &&
+    has_copy<B> && has_softcap<B> && has_top_k<B> && has_argmax<B> && has_mask<B> && has_gather_ids<B> && has_scatter_logits<B> &&
+    has_route_experts<B> && has_weighted_sum<B>;
 template <class B, class Kv>
 concept attention_backend = has_append<B, Kv> && has_attend<B, Kv>;
 

@@ -38,7 +38,8 @@ struct basic_highway {};
 template <std::int64_t Target, class Parallel>
 class basic_highway_context {
  public:
-  explicit basic_highway_context(execution how = {}) noexcept : threads_(detail::threads_for<Parallel>(how)) {}
+  /// error_code::argument_invalid for more than 1024 threads.
+  explicit basic_highway_context(execution how = {}) : threads_(detail::threads_for<Parallel>(how)) {}
   [[nodiscard]] unsigned threads() const noexcept { return threads_; }
   [[nodiscard]] static const detail::kernel_table& kernels() noexcept { return *HWY_NAMESPACE::kernels(); }
 

@@ -28,7 +28,7 @@ struct basic_highway_dispatch {};
 template <class Parallel>
 class basic_highway_dispatch_context {
  public:
-  /// error_code::argument_invalid on a CPU without any of the instruction sets: slow scalar code is never chosen silently.
+  /// error_code::argument_invalid for more than 1024 threads, and on a CPU without any of the instruction sets: slow scalar code is never chosen silently.
   explicit basic_highway_dispatch_context(execution how = {})
       : kernels_(detail::best_kernels()), threads_(detail::threads_for<Parallel>(how)) {
     if (!kernels_)

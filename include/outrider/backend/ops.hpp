@@ -12,6 +12,8 @@
 //   * `out` does not overlap an input unless the paragraph says it may equal one ("in place").
 //   * Sizes are preconditions, decided in layers/: an op may check them with OUTRIDER_ASSERT, nothing more.
 //   * Index arrays (ids, positions, experts) hold valid indexes; the API boundary has checked them.
+//   * Views say where their memory lies. Of what comes as a pointer, ids, positions, banned and argmax's out lie in host memory; weights,
+//     frequencies, scales and experts lie in the backend's space.
 #pragma once
 
 namespace outrider {

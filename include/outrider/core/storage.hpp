@@ -1,9 +1,9 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstddef>
-#include <cstring>
+#include <cstdint>
+#include <cstdlib>
 #include <memory>
-#include <new>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -20,7 +20,8 @@ namespace outrider {
 template <class T, class Space>
 class buffer;
 
-/// Host memory, aligned to a cache line (and the widest vector register), zero-filled so that results never depend on stale bytes.
+/// Host memory, aligned to a cache line (and the widest vector register), zero-filled so that results never depend on stale bytes. Large
+/// buffers cost nothing until they are touched: their zeros are the system's own fresh pages.
 template <class T>
 class buffer<T, host_space> {
   static_assert(std::is_trivially_copyable_v<T>);
@@ -31,32 +32,35 @@ class buffer<T, host_space> {
   buffer() = default;
   explicit buffer(std::size_t size) : size_(size) {
     if (size == 0) return;
-    const auto bytes = checked_multiply(size, sizeof(T));
-    void* memory = bytes ? ::operator new (*bytes, std::align_val_t{alignment}, std::nothrow) : nullptr;
-    if (!memory)
+    const auto bytes = checked_multiply(size, sizeof(T)), padded = bytes ? checked_add(*bytes, alignment) : bytes;
+    block_.reset(padded ? std::calloc(*padded, 1) : nullptr);
+    if (!block_)
       throw error(error_code::out_of_memory,
                   "outrider: no memory for " + std::to_string(size) + " elements of " + std::to_string(sizeof(T)) + " bytes");
-    std::memset(memory, 0, *bytes);
-    data_.reset(static_cast<T*>(memory));
+    const auto address = reinterpret_cast<std::uintptr_t>(block_.get());
+    data_ = reinterpret_cast<T*>((address + alignment - 1) / alignment * alignment);
   }
-  buffer(buffer&& other) noexcept : data_(std::move(other.data_)), size_(std::exchange(other.size_, 0)) {}
+  buffer(buffer&& other) noexcept
+      : block_(std::move(other.block_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   buffer& operator=(buffer&& other) noexcept {
-    data_ = std::move(other.data_);
+    block_ = std::move(other.block_);
+    data_ = std::exchange(other.data_, nullptr);
     size_ = std::exchange(other.size_, 0);
     return *this;
   }
 
-  [[nodiscard]] T* data() noexcept { return data_.get(); }
-  [[nodiscard]] const T* data() const noexcept { return data_.get(); }
+  [[nodiscard]] T* data() noexcept { return data_; }
+  [[nodiscard]] const T* data() const noexcept { return data_; }
   [[nodiscard]] std::size_t size() const noexcept { return size_; }
-  [[nodiscard]] std::span<T> span() noexcept { return {data_.get(), size_}; }
-  [[nodiscard]] std::span<const T> span() const noexcept { return {data_.get(), size_}; }
+  [[nodiscard]] std::span<T> span() noexcept { return {data_, size_}; }
+  [[nodiscard]] std::span<const T> span() const noexcept { return {data_, size_}; }
 
  private:
   struct release {
-    void operator()(T* memory) const noexcept { ::operator delete (memory, std::align_val_t{alignment}); }
+    void operator()(void* block) const noexcept { std::free(block); }
   };
-  std::unique_ptr<T, release> data_;
+  std::unique_ptr<void, release> block_;
+  T* data_ = nullptr;  // the first aligned address in block_
   std::size_t size_ = 0;
 };
 

@@ -52,7 +52,6 @@ struct matrix_view {
 /// elements; `stride` counts objects of the storage type W, which for block formats hold many elements each. Only a backend decodes W.
 template <class W, class Space = host_space>
 struct weight_view {
-  using storage_type = W;
   const W* data = nullptr;
   std::size_t rows = 0, cols = 0, stride = 0;
 

@@ -27,7 +27,8 @@ struct draft_request {
 
 /// A drafter has `static constexpr draft_needs needs` and
 ///   propose(const Target&, const draft_request&, std::span<token_id> out) -> how many tokens it guessed, 0 … out.size()
-/// Guesses may be anything in the vocabulary: they change the speed, never the text.
+/// Guesses may be anything in the vocabulary: they change the speed, never the text. A drafter that does not suit every target has
+///   check(const Target&)                   throws error_code::pair_mismatch; called when it is joined with a target
 template <class D>
 concept drafter = requires {
   { D::needs } -> std::convertible_to<draft_needs>;
@@ -36,6 +37,10 @@ template <class D, class Target>
 concept drafter_for = drafter<D> && requires(D& d, const Target& target, const draft_request& request, std::span<token_id> out) {
   { d.propose(target, request, out) } -> std::same_as<std::size_t>;
 };
+
+/// A target whose memory backend B can read.
+template <class T, class B>
+concept in_space_of = std::same_as<space_of<typename T::backend_type>, space_of<B>>;
 
 template <class T>
 concept provides_hidden = requires(const T& target) {
@@ -81,36 +86,38 @@ class assistant_drafter {
  public:
   static constexpr draft_needs needs{.hidden = true, .keys = true, .embedding = true};
 
-  /// Errors: pair_mismatch if the assistant was not made for such a target.
-  assistant_drafter(const gemma4::assistant<B>& assistant, context_of<B>& ctx, const gemma4::text_config& target)
-      : assistant_(&assistant), ctx_(&ctx), workspace_(assistant.config()) {
-    gemma4::check_pair(target, assistant.config());
+  /// Errors: out_of_memory.
+  assistant_drafter(const gemma4::assistant<B>& assistant, context_of<B>& ctx)
+      : assistant_(&assistant), ctx_(&ctx), workspace_(assistant.config()) {}
+  assistant_drafter(const gemma4::assistant<B>&& assistant, context_of<B>& ctx) = delete;  // the assistant must outlive its drafter
+
+  /// Errors: pair_mismatch if the assistant was not made for this target. A speculative_decoder asks once.
+  template <class Target>
+  void check(const Target& target) const {
+    gemma4::check_pair(target.config(), assistant_->config());
   }
 
   /// Up to out.size() draft steps at one position: the first reads the embedding of `last` and the target's hidden state, each further one
-  /// the draft before it and the assistant's own state. The keys stay those of the committed positions.
-  template <class Target>
-    requires std::same_as<space_of<typename Target::backend_type>, space_of<B>> std::size_t propose(const Target& target,
-                                                                                                    const draft_request& request,
-                                                                                                    std::span<token_id> out) {
-      const auto input = assistant_->input(workspace_);
-      const std::size_t width = input.cols / 2;
-      const auto keys = target.keys();
-      matrix_for<const float, B> state = target.hidden();
-      token_id token = request.last;
-      for (std::size_t j = 0; j < out.size(); ++j) {
-        target.embed(input.slice_cols(0, width), token);
-        pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
-        const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
-        if (!request.suppress.empty())
-          pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
-        pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
-        out[j] = token;
-        if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end()) return j + 1;
-        state = assistant_->state(workspace_);
-      }
-      return out.size();
+  /// the draft before it and the assistant's own state. The keys stay those of the committed positions. Precondition: check(target) passed.
+  template <in_space_of<B> Target>
+  std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
+    const auto input = assistant_->input(workspace_);
+    const std::size_t width = input.cols / 2;
+    const auto keys = target.keys();
+    matrix_for<const float, B> state = target.hidden();
+    token_id token = request.last;
+    for (std::size_t j = 0; j < out.size(); ++j) {
+      target.embed(input.slice_cols(0, width), token);
+      pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
+      const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
+      if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
+      pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
+      out[j] = token;
+      if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end()) return j + 1;
+      state = assistant_->state(workspace_);
     }
+    return out.size();
+  }
 
  private:
   const gemma4::assistant<B>* assistant_;

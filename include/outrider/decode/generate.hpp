@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "outrider/backend/concepts.hpp"
 #include "outrider/decode/sampler.hpp"
@@ -19,9 +20,9 @@ namespace outrider {
 
 struct generate_options {
   std::size_t max_new_tokens = 128;
-  std::size_t draft = 4;               // drafts per round at most; 0 = plain. generate() ignores it
-  std::span<const token_id> eos;       // any of them ends the text and is its last token
-  std::span<const token_id> suppress;  // never chosen, never drafted
+  std::size_t draft = 4;                // drafts per round at most; 0 = plain. generate() ignores it
+  std::vector<token_id> eos = {};       // any of them ends the text and is its last token
+  std::vector<token_id> suppress = {};  // never chosen, never drafted
 };
 
 enum class finish_reason : std::uint8_t { max_new_tokens, end_of_text, context_full, caller };
@@ -33,6 +34,10 @@ struct generation {
 
 /// What a target must do to be decoded: gemma4::session, or a program's own. With n tokens known, positions 0 … n - 2 are committed between
 /// passes; the last token is processed by the next pass.
+///   prefill(tokens)   processes and commits them; logits() is then one row, that of the last
+///   verify(tokens)    processes up to max_draft() + 1 tokens, pending; logits() is then one row for each
+///   commit(n)         keeps the first n >= 1 of the pending tokens, forgets the others
+///   reserve(n)        takes the memory for n positions; nothing else allocates from then on
 template <class T>
 concept decoding_target = backend<typename T::backend_type> &&
     requires(T& target, const T& view, std::span<const token_id> tokens, std::size_t n) {
@@ -77,12 +82,14 @@ void check_request(const Target& target, std::span<const token_id> prompt, const
 }
 
 /// Picks a token for each logit row of the target's last pass, whose first row stands for the token at `position`.
-template <decoding_target Target, class Sampler>
-void choose(const Target& target, std::span<const token_id> suppress, const Sampler& sampler, std::size_t position, token_id* picks) {
+template <decoding_target Target, sampler_for<typename Target::backend_type> Sampler>
+void choose(const Target& target, std::span<const token_id> suppress, const Sampler& sampler, std::size_t position,
+            std::span<token_id> picks) {
   using B = typename Target::backend_type;
   const matrix_for<float, B> logits = target.logits();
+  OUTRIDER_ASSERT(logits.rows == picks.size());
   if (!suppress.empty()) pointwise_ops<B>::mask(target.context(), logits, {}, suppress.data(), suppress.size());
-  sampler.template pick<B>(target.context(), logits, position, picks);
+  sampler.template pick<B>(target.context(), logits, position, picks.data());
 }
 
 /// The text so far: hands tokens to the caller's callback and knows when to end. A callback may return void, or false to stop.
@@ -95,10 +102,13 @@ class output {
   bool push(token_id token) {
     ++result_.stats.tokens;
     bool go_on = true;
-    if constexpr (std::is_void_v<std::invoke_result_t<Emit&, token_id>>)
+    using answer = std::invoke_result_t<Emit&, token_id>;
+    static_assert(std::is_void_v<answer> || std::same_as<answer, bool>,
+                  "outrider: the callback for tokens returns void, or bool: false to stop");
+    if constexpr (std::is_void_v<answer>)
       emit_(token);
     else
-      go_on = static_cast<bool>(emit_(token));
+      go_on = emit_(token);
     if (std::find(options_.eos.begin(), options_.eos.end(), token) != options_.eos.end()) return finish(finish_reason::end_of_text);
     if (!go_on) return finish(finish_reason::caller);
     if (result_.stats.tokens >= options_.max_new_tokens) return finish(finish_reason::max_new_tokens);
@@ -126,7 +136,7 @@ token_id start(Target& target, std::span<const token_id> prompt, const generate_
   target.reserve(target.committed() + prompt.size() + (std::min)(options.max_new_tokens, room));
   target.prefill(prompt);
   token_id first = 0;
-  choose(target, options.suppress, sampler, target.committed(), &first);
+  choose(target, options.suppress, sampler, target.committed(), {&first, 1});
   stats.prompt_tokens = prompt.size();
   stats.prefill_seconds = seconds_since(begin);
   return first;
@@ -137,7 +147,8 @@ token_id start(Target& target, std::span<const token_id> prompt, const generate_
 /// Plain decoding, a token per pass: the definition of the text that speculation must reproduce.
 ///   prompt   token ids, processed behind what the target has committed; afterwards everything but the last emitted token is committed, so a
 ///            conversation goes on with a prompt that begins with that token
-///   emit     called with every token as it is chosen; returns void, or false to stop. It may throw: the target stays usable.
+///   emit     called with every token as it is chosen; returns void, or false to stop. It may throw: the target then stands at its last
+///            commit, and what goes on with it begins with the token at position committed()
 /// Errors, before anything is processed: argument_invalid, context_full; out_of_memory.
 template <decoding_target Target, class Emit, class Sampler = greedy>
 generation generate(Target& target, std::span<const token_id> prompt, const generate_options& options, Emit&& emit,
@@ -150,7 +161,7 @@ generation generate(Target& target, std::span<const token_id> prompt, const gene
   const auto begin = detail::decode_clock::now();
   while (text.push(last) && (target.committed() < target.max_positions() || text.finish(finish_reason::context_full))) {
     target.verify({&last, 1});
-    detail::choose(target, options.suppress, sampler, target.committed() + 1, &last);
+    detail::choose(target, options.suppress, sampler, target.committed() + 1, {&last, 1});
     target.commit(1);
     ++result.stats.passes[0][0];
   }

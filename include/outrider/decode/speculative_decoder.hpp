@@ -21,13 +21,16 @@ namespace outrider {
 ///   3. emits the target's tokens up to and including the first that differs from its draft: m drafts and one more
 ///   4. commits the keys of what was kept and forgets the rest
 /// The drafter can change the speed, never the text. Borrows target and drafter; one thread at a time.
-template <decoding_target Target, class Drafter, class Sampler = greedy>
+template <decoding_target Target, class Drafter, sampler_for<typename Target::backend_type> Sampler = greedy>
 class speculative_decoder {
   static_assert(check_drafter<Drafter, Target>());
 
  public:
+  /// Errors: pair_mismatch if the drafter was made for another target.
   speculative_decoder(Target& target, Drafter& drafter, Sampler sampler = {})
-      : target_(&target), drafter_(&drafter), sampler_(std::move(sampler)) {}
+      : target_(&target), drafter_(&drafter), sampler_(std::move(sampler)) {
+    if constexpr (requires { drafter.check(std::as_const(target)); }) drafter.check(std::as_const(target));
+  }
 
   /// As generate(), with up to options.draft drafts per round. Does not allocate after the prompt. Errors: those of generate(), and
   /// argument_invalid for more drafts than the target or max_draft_length allows.
@@ -63,7 +66,7 @@ class speculative_decoder {
 
     begin = detail::decode_clock::now();
     target_->verify(std::span<const token_id>(rows_).first(k + 1));
-    detail::choose(*target_, options.suppress, sampler_, n, picks_.data());
+    detail::choose(*target_, options.suppress, sampler_, n, std::span(picks_).first(k + 1));
     const std::size_t accepted = count_accepted(rows_.data() + 1, picks_.data(), k);
     stats.verify_seconds += detail::seconds_since(begin);
 

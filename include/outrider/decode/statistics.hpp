@@ -4,10 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace outrider {
+#include "outrider/config.hpp"
 
-/// The most drafts a round may have.
-inline constexpr std::size_t max_draft_length = 16;
+namespace outrider {
 
 /// What a generation did. A round is a target pass with drafts; the prompt's own passes are counted nowhere.
 struct statistics {

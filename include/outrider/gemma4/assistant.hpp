@@ -38,7 +38,6 @@ class assistant {
   /// What a draft step writes; for one step at a time.
   struct workspace {
     scratch<float, B> input, stream, normed, state, logits;
-    scratch<std::int32_t, B> position;
     std::array<rope_table<B>, 2> rope;
     block_scratch<B> block;
     typename centroid_head<B>::workspace head;
@@ -48,7 +47,6 @@ class assistant {
           stream(1, c.text.hidden_size),
           normed(1, c.text.hidden_size),
           state(1, c.backbone_hidden_size),
-          position(1, 1),
           block(c.text, 1) {
       for (const attention_kind kind : attention_kinds)
         rope[static_cast<std::size_t>(kind)] = rope_table<B>(1, c.text.shape(kind).head_dim);
@@ -61,25 +59,25 @@ class assistant {
 
   /// Finds all weights. Errors: tensor_missing, tensor_mismatch.
   assistant(assistant_config config, std::shared_ptr<const io::tensor_set> tensors)
-      : config_(std::move(config)), body_(tensors, "model."), top_(std::move(tensors), "") {
+      : config_(std::move(config)), store_(std::move(tensors)) {
     const text_config& c = config_.text;
     const std::size_t T = config_.backbone_hidden_size;
-    pre_projection_ = {top_.matrix("pre_projection.weight", c.hidden_size, 2 * T)};
-    post_projection_ = {top_.matrix("post_projection.weight", T, c.hidden_size)};
-    final_norm_ = {body_.vector("norm.weight", c.hidden_size), static_cast<float>(c.rms_norm_eps)};
-    const weight<B> table = c.tied_head ? body_.matrix("embed_tokens.weight", c.vocab_size, c.hidden_size)
-                                        : top_.matrix("lm_head.weight", c.vocab_size, c.hidden_size);
+    pre_projection_ = {store_.matrix("pre_projection.weight", c.hidden_size, 2 * T)};
+    post_projection_ = {store_.matrix("post_projection.weight", T, c.hidden_size)};
+    final_norm_ = {store_.vector("model.norm.weight", c.hidden_size), static_cast<float>(c.rms_norm_eps)};
+    const weight<B> table = c.tied_head ? store_.matrix("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
+                                        : store_.matrix("lm_head.weight", c.vocab_size, c.hidden_size);
     dense_head_ = {linear<B>{table}, 0};  // a drafter's logits are never capped
     if (config_.centroid_head)
-      centroid_head_ = {linear<B>{top_.matrix("masked_embedding.centroids.weight", config_.centroids, c.hidden_size)},
-                        top_.permutation("masked_embedding.token_ordering", c.vocab_size, config_.centroids), linear<B>{table},
+      centroid_head_ = {linear<B>{store_.matrix("masked_embedding.centroids.weight", config_.centroids, c.hidden_size)},
+                        store_.permutation("masked_embedding.token_ordering", c.vocab_size, config_.centroids), linear<B>{table},
                         config_.centroid_top_k};
     for (const attention_kind kind : attention_kinds) {
       const attention_shape& shape = c.shape(kind);
-      frequencies_[static_cast<std::size_t>(kind)] = body_.keep(shape.rope.frequencies(shape.head_dim));
+      frequencies_[static_cast<std::size_t>(kind)] = store_.keep(shape.rope.frequencies(shape.head_dim));
     }
     layers_.reserve(c.layer_count());
-    for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(body_, c, i));
+    for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(store_, "model.", c, i));
   }
 
   [[nodiscard]] const assistant_config& config() const noexcept { return config_; }
@@ -96,10 +94,9 @@ class assistant {
   candidates<B> forward(context_of<B>& ctx, workspace& ws, const shared_kv<Kv, space_of<B>>& keys) const {
     const text_config& c = config_.text;
     const auto h = ws.stream.view(1, c.hidden_size), z = ws.normed.view(1, c.hidden_size);
-    const auto position = ws.position.view(1, 1);
-    position(0, 0) = static_cast<std::int32_t>(keys.position);
+    const auto position = static_cast<std::int32_t>(keys.position);
     std::array<rope_rows<B>, 2> rope;
-    for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, position.data, 1, frequencies_[kind]);
+    for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, &position, 1, frequencies_[kind]);
 
     pre_projection_.forward(ctx, h, input(ws), row_kind::decode);
     for (const decoder_layer<B>& layer : layers_) {
@@ -133,7 +130,7 @@ class assistant {
 
  private:
   assistant_config config_;
-  weight_store<B> body_, top_;  // names with and without the prefix "model."
+  weight_store<B> store_;
   linear<B> pre_projection_, post_projection_;
   std::vector<decoder_layer<B>> layers_;
   norm<B> final_norm_;

@@ -133,11 +133,11 @@ struct decoder_layer {
   }
 };
 
-/// Finds the weights of layer i. Layers that share keys and values have no k_proj, v_proj and k_norm; where a file carries them they are dead.
+/// Finds the weights of layer i; names begin with `prefix`, "model." for instance. Layers that share keys and values have no k_proj, v_proj and k_norm; where a file carries them they are dead.
 template <class B>
-decoder_layer<B> load_layer(weight_store<B>& store, const text_config& c, std::size_t i) {
+decoder_layer<B> load_layer(weight_store<B>& store, const std::string& prefix, const text_config& c, std::size_t i) {
   const auto eps = static_cast<float>(c.rms_norm_eps);
-  const std::string at = "layers." + std::to_string(i) + ".";
+  const std::string at = prefix + "layers." + std::to_string(i) + ".";
   const std::size_t H = c.hidden_size, P = c.ple_width, width = c.mlp_width(i);
   const auto [head_dim, kv_heads, rope] = c.shape_of(i);
   const auto norm_at = [&](const char* name, std::size_t n) { return norm<B>{store.vector(at + name + ".weight", n), eps}; };

@@ -63,7 +63,8 @@ struct text_config {
   std::size_t experts_per_token = 0;   // active experts of a row
   std::size_t expert_width = 0;        // I of one expert
   bool tied_head = true;               // the head is the token embedding
-  std::vector<token_id> eos;           // from the model's config; a generation config overrides it
+  std::vector<token_id> eos;           // end of text; load_model prefers those of the generation config
+  std::vector<token_id> suppress;      // ids never generated, from the generation config
   std::size_t max_positions = 131072;  // informative; RoPE has no table
 
   [[nodiscard]] std::size_t layer_count() const noexcept { return layers.size(); }
@@ -94,9 +95,8 @@ struct assistant_config {
 
 /// What generation_config.json adds to a model.
 struct generation_config {
-  std::vector<token_id> eos;         // empty if the file names none
-  std::vector<token_id> suppress;    // ids never generated
-  std::size_t assistant_tokens = 0;  // drafts per round an assistant asks for; 0 = unset
+  std::vector<token_id> eos;       // empty if the file names none
+  std::vector<token_id> suppress;  // ids never generated
 };
 
 }  // namespace outrider::gemma4

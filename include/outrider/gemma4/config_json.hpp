@@ -300,7 +300,6 @@ inline bool is_target(std::string_view model_type) noexcept {
   generation_config g;
   g.eos = top.ids("eos_token_id", vocab_size, true);
   g.suppress = top.ids("suppress_tokens", vocab_size, false);
-  if (top.is_set("num_assistant_tokens")) g.assistant_tokens = top.integer("num_assistant_tokens", {0, detail::most_heads});
   return g;
 }
 

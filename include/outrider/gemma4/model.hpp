@@ -30,15 +30,13 @@ struct forward_result {
 /// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a time.
 template <class B>
 struct workspace {
-  scratch<token_id, B> ids;
-  scratch<std::int32_t, B> positions;
+  matrix<std::int32_t, host_space> positions;
   scratch<float, B> stream, per_layer, per_layer_tokens, hidden, logits;
   std::array<rope_table<B>, 2> rope;  // by attention_kind
   block_scratch<B> block;
 
   workspace(const text_config& c, std::size_t max_rows, std::size_t max_wanted)
-      : ids(max_rows, 1),
-        positions(max_rows, 1),
+      : positions(max_rows, 1),
         stream(max_rows, c.hidden_size),
         per_layer(max_rows, c.layer_count() * c.ple_width),
         per_layer_tokens(max_rows, c.layer_count() * c.ple_width),
@@ -60,32 +58,33 @@ class model {
 
   /// Finds all weights. Errors: tensor_missing, tensor_mismatch, model_unsupported.
   model(text_config config, std::shared_ptr<const io::tensor_set> tensors)
-      : config_(std::move(config)), store_(tensors, prefix_of(*tensors)), final_norm_{nullptr, static_cast<float>(config_.rms_norm_eps)} {
+      : config_(std::move(config)), store_(tensors), final_norm_{nullptr, static_cast<float>(config_.rms_norm_eps)} {
     const text_config& c = config_;
+    const std::string prefix = prefix_of(*tensors);
     if (c.kv_shared_layers >= c.layer_count())
       throw error(error_code::model_unsupported, store_.source() + ": all " + std::to_string(c.layer_count()) +
                                                      " layers share keys and values of others: this is a drafter, not a target");
     if (!c.causal)
-      throw error(error_code::model_unsupported,
-                  store_.source() + ": use_bidirectional_attention is \"all\", a model whose tokens look ahead does not generate text; allowed: null or \"vision\"");
-    const weight<B> table = store_.matrix("embed_tokens.weight", c.vocab_size, c.hidden_size);
+      throw error(error_code::model_unsupported, store_.source() +
+                                                     ": use_bidirectional_attention is \"all\", a model whose tokens look ahead does not "
+                                                     "generate text; allowed: null or \"vision\"");
+    const weight<B> table = store_.matrix(prefix + "embed_tokens.weight", c.vocab_size, c.hidden_size);
     embed_tokens_ = embedding<B>::scaled_by_root(table, c.hidden_size);
-    final_norm_.weight = store_.vector("norm.weight", c.hidden_size);
-    head_ = {linear<B>{c.tied_head ? table : weight_store<B>(tensors, "").matrix("lm_head.weight", c.vocab_size, c.hidden_size)},
-             static_cast<float>(c.softcap)};
+    final_norm_.weight = store_.vector(prefix + "norm.weight", c.hidden_size);
+    head_ = {linear<B>{c.tied_head ? table : store_.matrix("lm_head.weight", c.vocab_size, c.hidden_size)}, static_cast<float>(c.softcap)};
     if (c.ple_width != 0) {
       const std::size_t width = c.layer_count() * c.ple_width;
       per_layer_tokens_ =
-          embedding<B>::scaled_by_root(store_.matrix("embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
-      per_layer_projection_ = {store_.matrix("per_layer_model_projection.weight", width, c.hidden_size)};
-      per_layer_norm_ = {store_.vector("per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
+          embedding<B>::scaled_by_root(store_.matrix(prefix + "embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
+      per_layer_projection_ = {store_.matrix(prefix + "per_layer_model_projection.weight", width, c.hidden_size)};
+      per_layer_norm_ = {store_.vector(prefix + "per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
     }
     for (const attention_kind kind : attention_kinds) {
       const attention_shape& shape = c.shape(kind);
       frequencies_[static_cast<std::size_t>(kind)] = store_.keep(shape.rope.frequencies(shape.head_dim));
     }
     layers_.reserve(c.layer_count());
-    for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(store_, c, i));
+    for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(store_, prefix, c, i));
   }
 
   [[nodiscard]] const text_config& config() const noexcept { return config_; }
@@ -111,21 +110,17 @@ class model {
     const std::size_t m = tokens.size(), first = cache.committed() + cache.pending();
     cache.extend(m);
 
-    const auto ids = ws.ids.view(m, 1);
-    const auto positions = ws.positions.view(m, 1);
-    for (std::size_t r = 0; r < m; ++r) {
-      ids(r, 0) = tokens[r];
-      positions(r, 0) = static_cast<std::int32_t>(first + r);
-    }
+    const auto positions = ws.positions.first_rows(m);
+    for (std::size_t r = 0; r < m; ++r) positions(r, 0) = static_cast<std::int32_t>(first + r);
     std::array<rope_rows<B>, 2> rope;
     for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, positions.data, m, frequencies_[kind]);
 
     auto h = ws.stream.view(m, c.hidden_size);
-    embed_tokens_.forward(ctx, h, ids.data);
+    embed_tokens_.forward(ctx, h, tokens.data());
     observe(stage::embedding, 0, h);
     auto per_layer = ws.per_layer.view(m, c.layer_count() * c.ple_width);
     if (c.ple_width != 0) {
-      per_layer_inputs(ctx, ws, per_layer, h, ids.data, rows);
+      per_layer_inputs(ctx, ws, per_layer, h, tokens.data(), rows);
       observe(stage::per_layer_inputs, 0, per_layer);
     }
 

@@ -12,7 +12,7 @@
 namespace outrider::gemma4 {
 
 struct session_options {
-  std::size_t max_draft = 16;      // most drafts a verify pass may carry
+  std::size_t max_draft = max_draft_length;  // most drafts a verify pass may carry
   std::size_t prompt_chunk = 128;  // prompt rows per pass; part of the configuration, since prompts may round differently by chunk
   std::size_t max_positions = 0;   // limit of the sequence; 0 = what the model was made for
 };
@@ -21,17 +21,21 @@ struct session_options {
 /// drive. Borrows the model and the context; one thread at a time.
 template <backend_tag B, class Kv = float>
 class session {
+  static_assert(attention_backend<B, Kv>,
+                "outrider: this backend has no attention_ops<B, Kv> for the cache's element type Kv; see kv_types");
+
  public:
   using backend_type = B;
-  using kv_type = Kv;
 
-  /// Errors: argument_invalid for a zero chunk, out_of_memory.
+  /// Errors: argument_invalid for options outside what a session can have, out_of_memory.
   session(const model<B>& target, context_of<B>& ctx, session_options options = {})
       : model_(&target),
         ctx_(&ctx),
         options_(checked(options)),
         workspace_(target.config(), max_rows(), options_.max_draft + 1),
         cache_(target.kv_layers(), max_rows(), options_.max_positions ? options_.max_positions : target.config().max_positions) {}
+
+  session(const model<B>&& target, context_of<B>& ctx, session_options options = {}) = delete;  // the model must outlive its sessions
 
   [[nodiscard]] const text_config& config() const noexcept { return model_->config(); }
   [[nodiscard]] context_of<B>& context() const noexcept { return *ctx_; }
@@ -51,7 +55,7 @@ class session {
   }
 
   /// Processes and commits tokens, a chunk per pass. logits() and hidden() are then one row, that of the last token.
-  /// Precondition: at least one token, all in [0, V). Errors: context_full before anything is written.
+  /// Precondition: at least one token, all in [0, V). Errors, before anything is written: context_full, out_of_memory.
   void prefill(std::span<const token_id> tokens) {
     cache_.rollback();
     reserve(committed() + tokens.size());
@@ -67,12 +71,16 @@ class session {
 
   /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a row for each token.
   void verify(std::span<const token_id> tokens) {
+    if (tokens.empty() || tokens.size() > max_draft() + 1)
+      throw error(error_code::argument_invalid, "outrider: a pass over " + std::to_string(tokens.size()) +
+                                                    " tokens, this session verifies 1 to " + std::to_string(max_draft() + 1));
     cache_.rollback();
     result_ = model_->forward(*ctx_, workspace_, cache_, tokens, tokens.size(), row_kind::decode);
     last_row_ = tokens.size() - 1;
   }
   /// Keeps the keys of the first `rows` >= 1 tokens of the last verify() and forgets the others; hidden() is then the last kept row.
   void commit(std::size_t rows) {
+    if (rows == 0) throw error(error_code::argument_invalid, "outrider: 0 rows to commit; the token a pass begins with is always kept");
     cache_.commit(rows);
     last_row_ = rows - 1;
   }
@@ -97,7 +105,15 @@ class session {
 
  private:
   static session_options checked(session_options options) {
-    if (options.prompt_chunk == 0) throw error(error_code::argument_invalid, "outrider: a prompt chunk of 0 rows; at least 1 is needed");
+    const auto refuse = [](const char* what, std::size_t found, std::size_t least, std::size_t most) {
+      if (found < least || found > most)
+        throw error(error_code::argument_invalid, std::string("outrider: ") + what + " of " + std::to_string(found) +
+                                                      "; allowed: " + std::to_string(least) + " to " + std::to_string(most));
+    };
+    constexpr std::size_t most_positions = 0x7fffffff;  // positions travel as 32-bit numbers
+    refuse("a most of drafts", options.max_draft, 0, max_draft_length);
+    refuse("a prompt chunk", options.prompt_chunk, 1, 1 << 16);
+    refuse("a limit of positions", options.max_positions, 0, most_positions);
     return options;
   }
   [[nodiscard]] std::size_t max_rows() const noexcept { return (std::max)(options_.prompt_chunk, options_.max_draft + 1); }

@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -27,9 +28,7 @@ class weight_store {
   static_assert(host_accessible<space_of<B>>, "outrider: weights are read in place, which needs a backend in host memory");
 
  public:
-  /// Names are looked up with `prefix` in front.
-  weight_store(std::shared_ptr<const io::tensor_set> tensors, std::string prefix)
-      : tensors_(std::move(tensors)), prefix_(std::move(prefix)) {}
+  explicit weight_store(std::shared_ptr<const io::tensor_set> tensors) : tensors_(std::move(tensors)) {}
 
   [[nodiscard]] const std::string& source() const noexcept { return tensors_->source(); }
 
@@ -78,7 +77,7 @@ class weight_store {
 
  private:
   const io::tensor& find(std::string_view name, const std::vector<std::size_t>& shape) const {
-    const io::tensor& t = tensors_->at(prefix_ + std::string(name));
+    const io::tensor& t = tensors_->at(name);
     if (t.shape != shape)
       throw error(error_code::tensor_mismatch,
                   t.file + ": tensor '" + t.name + "' has shape " + text(t.shape) + ", the configuration asks for " + text(shape));
@@ -156,7 +155,6 @@ class weight_store {
   }
 
   std::shared_ptr<const io::tensor_set> tensors_;
-  std::string prefix_;
   std::vector<buffer<float, space_of<B>>> floats_;
   std::vector<buffer<token_id, space_of<B>>> ids_;
   std::vector<buffer<std::byte, space_of<B>>> bytes_;

@@ -2,7 +2,9 @@
 #pragma once
 #include <cmath>
 #include <cstddef>
+#include <variant>
 
+#include "outrider/core/scalar.hpp"
 #include "outrider/layers/linear.hpp"
 
 namespace outrider {

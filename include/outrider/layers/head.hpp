@@ -1,6 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstddef>
+#include <cstdint>
 
 #include "outrider/layers/linear.hpp"
 #include "outrider/layers/scratch.hpp"

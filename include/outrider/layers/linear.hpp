@@ -1,6 +1,5 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <cstddef>
 #include <cstdint>
 #include <variant>
 
@@ -21,15 +20,6 @@ struct weight_variant<type_list<W...>, B> {
 /// product: one predictable branch per weight.
 template <class B>
 using weight = typename detail::weight_variant<weight_types, B>::type;
-
-template <class B>
-[[nodiscard]] std::size_t rows_of(const weight<B>& w) noexcept {
-  return std::visit([](const auto& view) { return view.rows; }, w);
-}
-template <class B>
-[[nodiscard]] weight<B> slice_rows(const weight<B>& w, std::size_t first, std::size_t count) noexcept {
-  return std::visit([&](const auto& view) -> weight<B> { return view.slice_rows(first, count); }, w);
-}
 
 /// What the rows of a pass are. Prompt rows may take a product that rounds differently (the backend's matmul_prompt); rows that are decoded
 /// or verified never do. The caller knows which it has; it is never guessed from the number of rows.

@@ -3,6 +3,7 @@
 #include <cstddef>
 
 #include "outrider/backend/traits.hpp"
+#include "outrider/config.hpp"
 #include "outrider/core/storage.hpp"
 
 namespace outrider {

@@ -18,6 +18,7 @@ class detokenizer {
     bytes_.reserve(tokens.longest_token());
     text_.reserve(utf8_repair::bound(tokens.longest_token()));
   }
+  explicit detokenizer(const tokenizer&& tokens, bool special = false) = delete;  // the tokenizer must outlive it
 
   /// The text that is final now; empty if the token is a marker or a part of a character. Valid until the next call.
   /// error_code::argument_invalid for an id outside the vocabulary.

@@ -8,16 +8,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "outrider/backend/highway/kernel_table.hpp"
 #include "outrider/backend/ops.hpp"
 #include "outrider/backend/parallel.hpp"
 #include "outrider/backend/reference.hpp"
 #include "outrider/backend/traits.hpp"
+#include "outrider/config.hpp"
 #include "outrider/core/extents.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
+#include "outrider/error.hpp"
 
 namespace outrider::detail {
 
@@ -29,9 +32,14 @@ inline constexpr std::size_t bytes_per_thread = 1024 * 1024;
 /// How many items of `bytes` each make a piece.
 [[nodiscard]] constexpr std::size_t grain_of(std::size_t bytes) noexcept { return bytes_per_thread / (bytes + 1) + 1; }
 
-/// How many threads a context with the policy Parallel uses.
+/// How many threads a context with the policy Parallel uses. error_code::argument_invalid for more than the OpenMP runtime could be trusted to
+/// start: it ends the program where it cannot.
 template <class Parallel>
-[[nodiscard]] unsigned threads_for(execution how) noexcept {
+[[nodiscard]] unsigned threads_for(execution how) {
+  constexpr unsigned most_threads = 1024;
+  if (how.threads > most_threads)
+    throw error(error_code::argument_invalid, "outrider: " + std::to_string(how.threads) + " threads asked for; allowed: 1 to " +
+                                                  std::to_string(most_threads) + ", or 0 for one per core");
   if (std::same_as<Parallel, serial>) return 1;
   return how.threads == 0 ? Parallel::default_threads() : how.threads;
 }
@@ -104,10 +112,11 @@ struct simd_linear {
     }
   };
 
-  /// How many rows of x stay in a core's second-level cache while weights pass by; never so few that a verification is cut.
+  /// How many rows of x stay in a core's second-level cache while weights pass by; never so few that a verification, of up to
+  /// max_draft_length + 1 rows, is cut.
   static constexpr std::size_t rows_in_cache(std::size_t k) noexcept {
     constexpr std::size_t share = 512 * 1024;
-    return std::clamp<std::size_t>(share / (k * sizeof(float) + 1) / 4 * 4, 16, row_list::capacity);
+    return std::clamp<std::size_t>(share / (k * sizeof(float) + 1) / 4 * 4, divide_up(max_draft_length + 1, 4) * 4, row_list::capacity);
   }
 };
 
@@ -155,9 +164,22 @@ struct simd_pointwise {
       ctx.kernels().pointwise.softcap(out.slice_rows(first, count), x.slice_rows(first, count), cap);
     });
   }
+  /// One pass over a row with the best so far in order: most values are below all of them, and cost a comparison.
   static void top_k(context&, matrix_view<std::int32_t> ids, matrix_view<const float> x) noexcept {
-    reference_context scalar;
-    pointwise_ops<reference>::top_k(scalar, ids, x);
+    for (std::size_t r = 0; r < ids.rows; ++r) {
+      const float* const values = x.row(r);
+      std::int32_t* const best = ids.row(r);
+      const auto above = [&](float value, std::int32_t column) {
+        return value > values[column] || (values[column] != values[column] && value == value);
+      };
+      std::size_t held = 0;
+      for (std::size_t c = 0; c < x.cols; ++c) {
+        if (held == ids.cols && (held == 0 || !above(values[c], best[held - 1]))) continue;
+        std::size_t place = held < ids.cols ? held++ : held - 1;
+        for (; place > 0 && above(values[c], best[place - 1]); --place) best[place] = best[place - 1];
+        best[place] = static_cast<std::int32_t>(c);
+      }
+    }
   }
   static void argmax(context& ctx, token_id* out, matrix_view<const float> x, matrix_view<const token_id> ids) noexcept {
     for_rows(ctx, x, [&](std::size_t first, std::size_t count) {
