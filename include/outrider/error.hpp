@@ -23,10 +23,19 @@ enum class error_code {
 /// The one exception type of the library. Thrown at load and at the API boundary, never from an op or inside the decode loop.
 class error : public std::runtime_error {
  public:
-  error(error_code code, const std::string& what) : std::runtime_error(what), code_(code) {}
+  /// Names from a file become part of `what`: control characters in it are replaced by '?', and what is beyond 2000 bytes by "…".
+  error(error_code code, const std::string& what) : std::runtime_error(printable(what)), code_(code) {}
   [[nodiscard]] error_code code() const noexcept { return code_; }
 
  private:
+  static std::string printable(std::string text) {
+    constexpr std::size_t longest = 2000;
+    if (text.size() > longest) text = text.substr(0, longest) + "…";
+    for (char& c : text)
+      if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
+    return text;
+  }
+
   error_code code_;
 };
 

@@ -51,6 +51,13 @@ TEST_CASE("a suppressed token outside the vocabulary is refused") {
   CHECK(mentions(both_refuse(error_code::argument_invalid, target, prompt, {8, 0, {}, suppress}), "suppressed token 1", "50", "0 to 49"));
 }
 
+TEST_CASE("suppressing every token is refused") {
+  stub_target target;
+  std::vector<token_id> all(target.vocab_size());
+  for (std::size_t id = 0; id < all.size(); ++id) all[id] = static_cast<token_id>(id);
+  CHECK(mentions(both_refuse(error_code::argument_invalid, target, prompt, {8, 0, {}, all}), "suppressed"));
+}
+
 TEST_CASE("an end token outside the vocabulary is harmless: it never comes") {
   stub_target target;
   const std::vector<token_id> eos{-1, 1000};

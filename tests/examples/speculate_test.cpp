@@ -121,6 +121,23 @@ TEST_CASE("a target without assistant decodes plainly") {
   CHECK(out["plain_passes"] == 7);
 }
 
+TEST_CASE("numbers are decimal, however they begin") { CHECK(json_of(speculate("--json --max-new-tokens 010"))["tokens"].size() == 10); }
+
+TEST_CASE("the reason for the end is told") {
+  CHECK(json_of(speculate("--json --max-new-tokens 4"))["finish"] == "max_new_tokens");
+  CHECK(json_of(speculate("--json --max-new-tokens 1048576"))["finish"] == "context_full");
+}
+
+TEST_CASE("output that cannot be written is an error") {
+  for (const char* options : {"--json", "--quiet", ""}) {
+    CAPTURE(options);
+    const outcome run = outrider::testing::run_program(
+        "/bin/sh", std::string("-c '\"$0\" --max-new-tokens 4 ") + options + " >/dev/full' '" + OUTRIDER_SPECULATE + "'");
+    CHECK(run.code == 1);
+    CHECK(run.err.find("standard output") != std::string::npos);
+  }
+}
+
 TEST_CASE("no tokens wanted: none written") {
   const auto out = json_of(speculate("--json --max-new-tokens 0"));
   CHECK(out["tokens"].empty());
@@ -153,12 +170,17 @@ TEST_CASE("wrong usage is exit code 2") {
   check_refused(speculate("--threads 0"), 2, "--threads");
   check_refused(speculate("--max-new-tokens -3"), 2, "--max-new-tokens");
   check_refused(speculate("--prompt a --prompt-ids 2"), 2, "--prompt");
+  for (const char* list : {"''", "2,", ",2", "2,,3", "2.5", "[2,3]", "'2 3'", "99999999999"}) {
+    CAPTURE(list);
+    check_refused(speculate(std::string("--prompt-ids ") + list), 2, "--prompt-ids");
+  }
   check_refused(speculate("--target " + tiny + "/target --draft 4"), 2, "--assistant");
 }
 
 TEST_CASE("what cannot be carried out is exit code 1 and one sentence that names the thing") {
   check_refused(speculate("--target /no/such/directory"), 1, "/no/such/directory");
   check_refused(speculate("--prompt-file /no/such/file"), 1, "/no/such/file");
+  check_refused(speculate("--prompt-file ''"), 1, "cannot be opened");
   check_refused(speculate("--prompt-ids 2,99999"), 1, "99999");
   check_refused(speculate("--prompt-ids 2,-5"), 1, "-5");
   check_refused(speculate("--target " + tiny + "/assistant"), 1, "assistant");

@@ -225,3 +225,12 @@ TEST_CASE("pitfall 93: all ends of text of generation_config.json end it, and it
   CHECK(model.config().eos == std::vector<token_id>{1, 106, 50});
   CHECK(model.config().suppress == std::vector<token_id>{7, 8});
 }
+
+TEST_CASE("a generation_config.json that is a link to nowhere is refused, not passed over") {
+  const temporary_directory directory;
+  const auto to = directory.path() / "target";
+  rewrite_checkpoint(e2b / "target", to, [](auto&) {});
+  std::filesystem::create_symlink(directory.path() / "nowhere", to / "generation_config.json");
+  CHECK(mentions(refusal(error_code::file_not_found, [&] { static_cast<void>(gemma4::load_model<reference>(to)); }),
+                 "generation_config.json"));
+}

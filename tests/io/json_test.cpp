@@ -81,3 +81,9 @@ TEST_CASE("a million open brackets cannot exhaust the stack") {
   for (int i = 0; i < 1'000'000; ++i) objects += "{\"\":";
   CHECK(mentions(refused(objects), "deeper than 64"));
 }
+
+TEST_CASE("a small file cannot become a huge document") {
+  std::string values = "[0";
+  for (int i = 0; i < 2'000'000; ++i) values += ",0";
+  CHECK(mentions(refused(values + "]"), "more than 2000000 values"));
+}

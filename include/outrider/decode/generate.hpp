@@ -26,6 +26,10 @@ struct generate_options {
 };
 
 enum class finish_reason : std::uint8_t { max_new_tokens, end_of_text, context_full, caller };
+[[nodiscard]] constexpr const char* name_of(finish_reason reason) noexcept {
+  constexpr const char* names[] = {"max_new_tokens", "end_of_text", "context_full", "caller"};
+  return names[static_cast<std::size_t>(reason)];
+}
 
 struct generation {
   finish_reason finish = finish_reason::max_new_tokens;
@@ -73,6 +77,7 @@ void check_request(const Target& target, std::span<const token_id> prompt, const
   if (prompt.empty()) refuse("the prompt has no tokens; at least one is needed");
   check_ids("prompt", prompt);
   check_ids("suppressed", options.suppress);
+  if (options.suppress.size() >= target.vocab_size()) refuse("all tokens of the vocabulary are suppressed; at least one must be left");
   const std::size_t most = (std::min)(target.max_draft(), max_draft_length);
   if (draft > most) refuse(std::to_string(draft) + " drafts per round asked for, this target takes up to " + std::to_string(most));
   if (prompt.size() > target.max_positions() - target.committed())

@@ -16,8 +16,7 @@
 #include "outrider/error.hpp"
 #include "outrider/gemma4/config.hpp"
 #include "outrider/gemma4/config_object.hpp"
-#include "outrider/io/json.hpp"
-#include "outrider/io/mapped_file.hpp"
+#include "outrider/io/json_file.hpp"
 
 namespace outrider::gemma4 {
 
@@ -249,7 +248,7 @@ inline bool is_target(std::string_view model_type) noexcept {
 /// one. Absent fields have the defaults of the reference. error_code::config_invalid for values of a wrong type or outside what is allowed,
 /// model_unsupported for another family, an assistant, or a variant this library does not run, file_not_found, file_malformed.
 [[nodiscard]] inline text_config read_target_config(const std::filesystem::path& file) {
-  const nlohmann::json document = io::parse_json(io::read_text_file(file), file.string());
+  const nlohmann::json document = io::read_json_file(file);
   const detail::config_object top(document, file.string());
   const std::string type = top.text("model_type", detail::target_types);
   const bool drafter = detail::is_assistant(type);
@@ -263,7 +262,7 @@ inline bool is_target(std::string_view model_type) noexcept {
 /// An assistant's config.json: gemma4_assistant or gemma4_unified_assistant. The reference demands certain text settings (no per-layer
 /// embeddings, no experts, no double-wide MLP, all layers shared) of the first class only; here they hold for both. Errors as for a target.
 [[nodiscard]] inline assistant_config read_assistant_config(const std::filesystem::path& file) {
-  const nlohmann::json document = io::parse_json(io::read_text_file(file), file.string());
+  const nlohmann::json document = io::read_json_file(file);
   const detail::config_object top(document, file.string());
   const std::string type = top.text("model_type", detail::assistant_types);
   const bool target = detail::is_target(type);
@@ -293,9 +292,9 @@ inline bool is_target(std::string_view model_type) noexcept {
 /// error_code::config_invalid, file_malformed.
 [[nodiscard]] inline generation_config read_generation_config(const std::filesystem::path& directory, std::size_t vocab_size) {
   const std::filesystem::path file = directory / "generation_config.json";
-  std::error_code failure;
-  if (!std::filesystem::exists(file, failure) && !failure) return {};
-  const nlohmann::json document = io::parse_json(io::read_text_file(file), file.string());
+  std::error_code failure;  // a link to nowhere is there, and refused when it is opened
+  if (std::filesystem::symlink_status(file, failure).type() == std::filesystem::file_type::not_found) return {};
+  const nlohmann::json document = io::read_json_file(file);
   const detail::config_object top(document, file.string());
   generation_config g;
   g.eos = top.ids("eos_token_id", vocab_size, true);

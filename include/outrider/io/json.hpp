@@ -41,6 +41,7 @@ struct json_cursor {
 class json_builder {
  public:
   static constexpr std::size_t max_depth = 64;
+  static constexpr std::size_t max_values = 2'000'000;  // a value of two bytes takes fifty in memory
 
   json_builder(std::string_view text, const std::string& file) : text_(text), file_(file), reached_(text.data()) {}
 
@@ -86,6 +87,7 @@ class json_builder {
 
   /// Puts a value where the document expects the next one, and says where it lies now.
   nlohmann::json* place(nlohmann::json value) {
+    if (++values_ > max_values) refuse(offset(), "more than " + std::to_string(max_values) + " values");
     if (open_.empty()) return &(document_ = std::move(value));
     if (open_.back()->is_object()) return &(*member_ = std::move(value));
     open_.back()->push_back(std::move(value));
@@ -111,12 +113,13 @@ class json_builder {
   nlohmann::json document_;
   std::vector<nlohmann::json*> open_;  // the containers around the next value; none of them moves while the next is inside it
   nlohmann::json* member_ = nullptr;   // where the value of the last key goes
+  std::size_t values_ = 0;
 };
 
 }  // namespace detail
 
-/// The document in `text`. Stricter than nlohmann::json::parse: an object with a key twice, nesting deeper than 64 levels, a number
-/// outside the range of double and a zero byte are refused too. error_code::file_malformed names `file` and the byte where reading stopped.
+/// The document in `text`. Stricter than nlohmann::json::parse: an object with a key twice, nesting deeper than 64 levels, more than 2,000,000 values,
+/// a number outside the range of double and a zero byte are refused too. error_code::file_malformed names `file` and the byte where reading stopped.
 [[nodiscard]] inline nlohmann::json parse_json(std::string_view text, const std::string& file) {
   return detail::json_builder(text, file).build();
 }

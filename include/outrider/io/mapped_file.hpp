@@ -9,6 +9,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -112,6 +113,8 @@ class mapped_file {
   }
 
   [[nodiscard]] std::span<const std::byte> bytes() const noexcept { return bytes_; }
+  /// The same bytes as characters.
+  [[nodiscard]] std::string_view text() const noexcept { return {reinterpret_cast<const char*>(bytes_.data()), bytes_.size()}; }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
 
  private:

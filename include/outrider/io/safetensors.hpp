@@ -17,6 +17,7 @@
 #include "outrider/core/extents.hpp"
 #include "outrider/error.hpp"
 #include "outrider/io/json.hpp"
+#include "outrider/io/json_file.hpp"
 #include "outrider/io/mapped_file.hpp"
 #include "outrider/io/tensors.hpp"
 
@@ -182,7 +183,7 @@ inline std::vector<tensor> read_safetensors(const std::filesystem::path& path, m
 /// The tensors an index lists, each from the shard it names. What a shard holds beside them is checked but not part of the model.
 inline std::vector<tensor> read_sharded_safetensors(const std::filesystem::path& index, mapped_files& files) {
   const std::string file = index.string();
-  const nlohmann::json document = parse_json(read_text_file(index), file);
+  const nlohmann::json document = read_json_file(index);
   const auto weight_map = document.find("weight_map");
   if (weight_map == document.end() || !weight_map->is_object()) refuse_safetensors(file, "has no object 'weight_map'");
 

@@ -36,7 +36,7 @@ class tokenizer {
   /// runs, or one that contradicts itself: ids twice or missing, merges of unknown tokens, a byte without token …).
   [[nodiscard]] static tokenizer from_json_file(const std::filesystem::path& path) {
     const io::mapped_file file(path);
-    return from_json(std::string_view(reinterpret_cast<const char*>(file.bytes().data()), file.bytes().size()), path.string());
+    return from_json(file.text(), path.string());
   }
   /// The same from a text in memory; `name` stands for the file in errors.
   [[nodiscard]] static tokenizer from_json(std::string_view json, const std::string& name) {
