@@ -71,7 +71,9 @@ struct summary {
 /// Reads a buffer that no cache holds, as weights are read: every thread its own contiguous part.
 class memory_reader {
  public:
-  explicit memory_reader(unsigned threads) : threads_(threads), words_(bytes() / sizeof(std::uint64_t)) {}
+  explicit memory_reader(unsigned threads) : threads_(threads), words_(bytes() / sizeof(std::uint64_t)) {
+    for (std::uint64_t& word : words_.span()) word = 1;  // pages never written are all one page of zeros, in the cache
+  }
 
   /// GB/s (10^9 bytes) of one pass over the buffer, each thread following `Streams` places of its part at once.
   template <std::size_t Streams>
