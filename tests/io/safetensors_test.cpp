@@ -125,7 +125,7 @@ TEST_CASE("every element type of the table is read") {
     CAPTURE(name);
     const temporary_directory directory;
     const auto path = directory.path() / "f.safetensors";
-    write_safetensors(path, {{"t", name, {3, 2}, counting_bytes(6 * io::size_of(type))}});
+    write_safetensors(path, {{"t", name, {3, 2}, counting_bytes(6 * io::describe(type).bytes)}});
     const io::tensor_set tensors = io::load_safetensors(path);
     CHECK(tensors.at("t").type == type);
     CHECK(tensors.at("t").shape == std::vector<std::size_t>{3, 2});

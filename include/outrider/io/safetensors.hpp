@@ -100,9 +100,7 @@ class safetensors_reader {
       refuse(name,
              "data_offsets end at " + std::to_string(end) + ", but the file has only " + std::to_string(data_.size()) + " bytes of data");
 
-    std::optional<std::size_t> size = size_of(result.type);
-    for (const std::size_t extent : result.shape)
-      if (size) size = checked_multiply(*size, extent);
+    const std::optional<std::size_t> size = byte_size(result.type, result.shape);
     if (!size) refuse(name, "shape " + entry.at("shape").dump() + " has more elements than fit into memory");
     if (*size != end - begin)
       refuse(name, "data_offsets span " + std::to_string(end - begin) + " bytes, but " + std::string(name_of(result.type)) + " of shape " +
