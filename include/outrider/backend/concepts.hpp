@@ -6,6 +6,7 @@
 
 #include "outrider/backend/ops.hpp"
 #include "outrider/backend/traits.hpp"
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
@@ -21,10 +22,29 @@ namespace outrider {
 template <class... T>
 struct type_list {};
 
+namespace detail {
+template <class T, class List>
+inline constexpr bool is_listed = false;
+template <class T, class... Types>
+inline constexpr bool is_listed<T, type_list<Types...>> = (std::same_as<T, Types> || ...);
+}  // namespace detail
+
 /// The storage types a weight file may hold. Every backend supplies linear_ops for each of them.
-using weight_types = type_list<float, bf16, f16>;
+using weight_types = type_list<float, bf16, f16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4>;
 /// The element types a KV cache may have. Every backend supplies attention_ops for each of them.
 using kv_types = type_list<float, bf16>;
+
+template <class W>
+concept listed_weight = detail::is_listed<W, weight_types>;
+template <class Kv>
+concept listed_kv = detail::is_listed<Kv, kv_types>;
+
+/// Whether backend B has products with W at all: what a backend that forwards to B asks, so that a missing type stays missing instead of
+/// becoming an error inside the library.
+template <class B, class W>
+concept has_linear_ops = requires {
+  sizeof(linear_ops<B, W>);
+};
 
 // One concept per op. Op results are void, so checking one never instantiates its body.
 

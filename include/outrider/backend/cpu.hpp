@@ -30,7 +30,9 @@ struct backend_traits<basic_cpu<Simd>> : backend_traits<Simd> {
   static constexpr std::string_view name() noexcept { return "cpu"; }
 };
 template <class Simd, class W>
-struct linear_ops<basic_cpu<Simd>, W> : linear_ops<Simd, W> {};
+  requires has_linear_ops<Simd, W>
+struct linear_ops<basic_cpu<Simd>, W> : linear_ops<Simd, W> {
+};
 template <class Simd>
 struct pointwise_ops<basic_cpu<Simd>> : pointwise_ops<Simd> {};
 template <class Simd, class Kv>

@@ -20,7 +20,6 @@
 #include <string_view>
 
 #include "outrider/backend/concepts.hpp"
-#include "outrider/backend/highway/kernel_table.hpp"
 #include "outrider/backend/parallel.hpp"
 #include "outrider/backend/reference.hpp"
 #include "outrider/backend/traits.hpp"
@@ -57,9 +56,12 @@ inline void eigen_add_product(matrix_view<float> out, matrix_view<const float> x
 }  // namespace detail
 
 template <class Simd, class W>
-struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {};
+  requires has_linear_ops<Simd, W>
+struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
+};
 
-template <class Simd, detail::simd_weight W>
+template <class Simd, class W>
+  requires has_linear_ops<Simd, W> && listed_weight<W>
 struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
   static void matmul_prompt(context_of<Simd>& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
 #if defined(_OPENMP)
@@ -79,7 +81,9 @@ struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
   }
 
  private:
-  static constexpr std::size_t panel_rows = 64, panel_cols = 256;  // 64 KiB of floats: a panel stays in the second-level cache
+  // 64 KiB of floats: a panel stays in the second-level cache. 256 columns are whole blocks of every format.
+  static constexpr std::size_t panel_rows = 64, panel_cols = 256;
+  static_assert(panel_cols % elements_of<W> == 0);
 
   /// out += x(:, first … first + count - 1) · w(:, the same)ᵀ for at most panel_rows rows of w.
   static void add_panel(context_of<Simd>& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w, std::size_t first,
@@ -94,7 +98,7 @@ struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
       }();
       alignas(64) float widened[panel_rows * panel_cols];
       const matrix_view<float> panel{widened, w.rows, count, count};
-      linear_ops<Simd, W>::gather_rows(ctx, panel, {w.data + first, w.rows, count, w.stride}, ids.data(), 1.0f);
+      linear_ops<Simd, W>::gather_rows(ctx, panel, {w.data + first / elements_of<W>, w.rows, count, w.stride}, ids.data(), 1.0f);
       detail::eigen_add_product(out, x.slice_cols(first, count), panel);
     }
   }

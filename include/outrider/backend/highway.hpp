@@ -57,11 +57,11 @@ struct backend_traits<basic_highway<Target, Parallel>> {
   static std::string_view simd() noexcept { return context::kernels().target(); }
 };
 
-template <std::int64_t Target, class Parallel, detail::simd_weight W>
+template <std::int64_t Target, class Parallel, listed_weight W>
 struct linear_ops<basic_highway<Target, Parallel>, W> : detail::simd_linear<basic_highway_context<Target, Parallel>, Parallel, W> {};
 template <std::int64_t Target, class Parallel>
 struct pointwise_ops<basic_highway<Target, Parallel>> : detail::simd_pointwise<basic_highway_context<Target, Parallel>, Parallel> {};
-template <std::int64_t Target, class Parallel, detail::simd_kv Kv>
+template <std::int64_t Target, class Parallel, listed_kv Kv>
 struct attention_ops<basic_highway<Target, Parallel>, Kv> : detail::simd_attention<basic_highway_context<Target, Parallel>, Parallel, Kv> {
 };
 

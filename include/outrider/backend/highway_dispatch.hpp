@@ -55,11 +55,11 @@ struct backend_traits<basic_highway_dispatch<Parallel>> {
   }
 };
 
-template <class Parallel, detail::simd_weight W>
+template <class Parallel, listed_weight W>
 struct linear_ops<basic_highway_dispatch<Parallel>, W> : detail::simd_linear<basic_highway_dispatch_context<Parallel>, Parallel, W> {};
 template <class Parallel>
 struct pointwise_ops<basic_highway_dispatch<Parallel>> : detail::simd_pointwise<basic_highway_dispatch_context<Parallel>, Parallel> {};
-template <class Parallel, detail::simd_kv Kv>
+template <class Parallel, listed_kv Kv>
 struct attention_ops<basic_highway_dispatch<Parallel>, Kv>
     : detail::simd_attention<basic_highway_dispatch_context<Parallel>, Parallel, Kv> {};
 

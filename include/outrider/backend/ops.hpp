@@ -18,7 +18,8 @@
 
 namespace outrider {
 
-/// Products with a weight stored as W: one specialisation per backend and storage type.
+/// Products with a weight stored as W: one specialisation per backend and storage type. A format of blocks stands for the floats that
+/// core/dequantize.hpp makes of it, and k is a multiple of its block length.
 ///
 /// matmul(ctx, out [m, n], x [m, k], w [n, k])                        out = x · wᵀ
 ///     The order of summation depends on k alone. Each weight is read once for all rows as far as m permits.

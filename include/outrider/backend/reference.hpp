@@ -5,7 +5,6 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -14,6 +13,7 @@
 #include "outrider/backend/concepts.hpp"
 #include "outrider/backend/ops.hpp"
 #include "outrider/backend/traits.hpp"
+#include "outrider/core/dequantize.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/space.hpp"
@@ -38,8 +38,7 @@ struct backend_traits<reference> {
   static constexpr std::string_view simd() noexcept { return "scalar"; }
 };
 
-template <class W>
-  requires std::same_as<W, float> || std::same_as<W, bf16> || std::same_as<W, f16>
+template <listed_weight W>
 struct linear_ops<reference, W> {
   using context = reference_context;
 
@@ -68,13 +67,13 @@ struct linear_ops<reference, W> {
 
   static void gather_rows(context&, matrix_view<float> out, weight_view<W> w, const token_id* ids, float factor) noexcept {
     for (std::size_t r = 0; r < out.rows; ++r)
-      for (std::size_t c = 0; c < out.cols; ++c) out(r, c) = to_float(w.row(static_cast<std::size_t>(ids[r]))[c]) * factor;
+      for_each_weight(w.row(static_cast<std::size_t>(ids[r])), out.cols, [&](std::size_t c, float weight) { out(r, c) = weight * factor; });
   }
 
  private:
   static float dot(const float* x, const W* w, std::size_t k) noexcept {
     double sum = 0;
-    for (std::size_t i = 0; i < k; ++i) sum += double{x[i]} * static_cast<double>(w[i]);  // the product is exact in double
+    for_each_weight(w, k, [&](std::size_t i, float weight) { sum += double{x[i]} * double{weight}; });  // the product is exact in double
     return static_cast<float>(sum);
   }
 };
@@ -226,8 +225,7 @@ struct pointwise_ops<reference> {
   }
 };
 
-template <class Kv>
-  requires std::same_as<Kv, float> || std::same_as<Kv, bf16>
+template <listed_kv Kv>
 struct attention_ops<reference, Kv> {
   using context = reference_context;
 

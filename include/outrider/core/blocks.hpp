@@ -1,9 +1,8 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // Block formats of quantised weights: a block holds some tens of weights as small integers and the scales that turn them back into numbers.
-// A block lies in memory as it lies in a GGUF file. Conversion only: arithmetic is done in float.
+// A block lies in memory as it lies in a GGUF file. dequantize.hpp says what its bits mean.
 #pragma once
-#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -87,5 +86,10 @@ inline constexpr std::size_t elements_of = 1;
 template <class W>
   requires requires { W::elements; }
 inline constexpr std::size_t elements_of<W> = W::elements;
+
+/// Formats of several weights per stored object.
+template <class W>
+concept block_format = elements_of<W> >
+1;
 
 }  // namespace outrider

@@ -6,14 +6,17 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/storage.hpp"
+#include "outrider/io/dtype_of.hpp"
 #include "outrider/io/tensors.hpp"
 #include "outrider/layers/linear.hpp"
 
@@ -31,15 +34,16 @@ class weight_store {
   explicit weight_store(std::shared_ptr<const io::tensor_set> tensors) : tensors_(std::move(tensors)) {}
 
   [[nodiscard]] const std::string& source() const noexcept { return tensors_->source(); }
+  [[nodiscard]] bool has(std::string_view name) const noexcept { return tensors_->find(name) != nullptr; }
 
-  /// A matrix [rows, cols]. Errors: tensor_missing; tensor_mismatch for another shape or a type no weight may have.
+  /// A matrix [rows, cols], of any type of weight_types. Errors: tensor_missing; tensor_mismatch for another shape or type.
   [[nodiscard]] weight<B> matrix(std::string_view name, std::size_t rows, std::size_t cols) { return load(name, {rows, cols}, rows, cols); }
   /// `count` matrices [rows, cols] in one tensor [count, rows, cols], stacked to [count · rows, cols].
   [[nodiscard]] weight<B> stacked(std::string_view name, std::size_t count, std::size_t rows, std::size_t cols) {
     return load(name, {count, rows, cols}, count * rows, cols);
   }
 
-  /// A vector [n] as floats.
+  /// A vector [n] of F32, BF16 or F16 as floats.
   [[nodiscard]] const float* vector(std::string_view name, std::size_t n) {
     const io::tensor& t = find(name, {n});
     buffer<float, space_of<B>> values(n);
@@ -86,20 +90,24 @@ class weight_store {
 
   weight<B> load(std::string_view name, const std::vector<std::size_t>& shape, std::size_t rows, std::size_t cols) {
     const io::tensor& t = find(name, shape);
-    switch (t.type) {
-      case io::dtype::f32:
-        return in_place<float>(t, rows, cols);
-      case io::dtype::bf16:
-        return in_place<bf16>(t, rows, cols);
-      case io::dtype::f16:
-        return in_place<f16>(t, rows, cols);
-      default:
-        throw wrong_type(t, "F32, BF16 or F16");
-    }
+    std::optional<weight<B>> loaded;
+    std::string allowed;
+    for_each_weight_type([&]<class W>() {
+      if (t.type == io::dtype_of<W>) loaded = in_place<W>(t, rows, cols);
+      allowed += (allowed.empty() ? "" : ", ") + std::string(io::name_of(io::dtype_of<W>));
+    });
+    if (!loaded) throw wrong_type(t, allowed);
+    return *std::move(loaded);
+  }
+
+  template <class Body>
+  static void for_each_weight_type(Body&& body) {
+    [&]<class... W>(type_list<W...>) { (body.template operator()<W>(), ...); }(weight_types{});
   }
 
   template <class W>
   weight<B> in_place(const io::tensor& t, std::size_t rows, std::size_t cols) {
+    static_assert(io::describe(io::dtype_of<W>).bytes == sizeof(W) && io::describe(io::dtype_of<W>).elements == elements_of<W>);
     const std::byte* data = t.bytes.data();
     if (reinterpret_cast<std::uintptr_t>(data) % alignof(W) != 0) {  // legal in a file, not for the processor
       buffer<std::byte, space_of<B>> aligned(t.bytes.size());
@@ -107,7 +115,7 @@ class weight_store {
       bytes_.push_back(std::move(aligned));
       data = bytes_.back().data();
     }
-    return weight_for<W, B>{reinterpret_cast<const W*>(data), rows, cols, cols};
+    return weight_for<W, B>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
   }
 
   template <class T>
@@ -144,7 +152,7 @@ class weight_store {
         throw wrong_type(t, "I32, I64 or F32");
     }
   }
-  static error wrong_type(const io::tensor& t, const char* allowed) {
+  static error wrong_type(const io::tensor& t, const std::string& allowed) {
     return {error_code::tensor_mismatch,
             t.file + ": tensor '" + t.name + "' has elements of type " + std::string(io::name_of(t.type)) + ", allowed are " + allowed};
   }

@@ -2,6 +2,8 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <variant>
 
 #include "outrider/layers/linear.hpp"
 #include "outrider/layers/norm.hpp"
@@ -34,13 +36,15 @@ struct moe_scratch {
 /// A mixture of gated MLPs. The router reads the un-normed residual r, the experts its norm u:
 ///   z = norm(r) ⊙ scale · H^(−1/2);  p = softmax(Wrouter z);  w = p / Σp over the s largest, then · per_expert_scale
 ///   out = Σ_j w_j · Wdown[e_j] (gelu_tanh(g) ⊙ u'),  [g; u'] = Wgate_up[e_j] u, gate rows first.
+/// Some files have Wgate and Wup in two tensors.
 template <class B>
 struct mixture_of_experts {
   norm<B> router_norm;                      // its weight is router.scale
   float router_factor = 1;                  // H^(−1/2)
   linear<B> router;                         // [experts, H]
   const float* per_expert_scale = nullptr;  // [experts]
-  weight<B> gate_up;                        // [experts · 2I, H]
+  weight<B> gate_up;                        // [experts · 2I, H]; where `up` is there, the gate alone, [experts · I, H]
+  std::optional<weight<B>> up;              // [experts · I, H]
   weight<B> down;                           // [experts · H, I]
   std::size_t experts = 0, per_token = 0, width = 0;
 
@@ -60,9 +64,10 @@ struct mixture_of_experts {
                const expert_choice<B>& choice) const noexcept {
     const std::size_t slots = u.rows * per_token;
     const auto both = s.gate_up.view(slots, 2 * width), y = s.out.view(slots, u.cols);
-    expert_products(ctx, both, u, gate_up, choice);
-    const auto gate = both.slice_cols(0, width);
-    pointwise_ops<B>::gelu_mul(ctx, gate, gate, both.slice_cols(width, width));
+    const auto gate = both.slice_cols(0, width), up_rows = both.slice_cols(width, width);
+    expert_products(ctx, up ? gate : both, u, gate_up, choice);
+    if (up) expert_products(ctx, up_rows, u, *up, choice);
+    pointwise_ops<B>::gelu_mul(ctx, gate, gate, up_rows);
     expert_products(ctx, y, gate, down, choice);
     pointwise_ops<B>::weighted_sum(ctx, out, y, choice.weights);
   }

@@ -54,6 +54,12 @@ HWY_INLINE vec load(const f16* p) {
   return hn::PromoteTo(floats(), hn::BitCast(half, hn::LoadU(narrow, &p->bits)));
 }
 
+HWY_INLINE vec load(const std::int8_t* p) {
+  const hn::Rebind<std::int8_t, floats> narrow;
+  const hn::Rebind<std::int32_t, floats> wide;
+  return hn::ConvertTo(floats(), hn::PromoteTo(wide, hn::LoadU(narrow, p)));
+}
+
 /// The first n < lanes elements of p, the other lanes zero. Reads nothing behind p[n - 1], where a mapping may end or padding may be NaN.
 template <class T>
 HWY_INLINE vec load_first(const T* p, std::size_t n) {

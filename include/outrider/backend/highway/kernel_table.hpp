@@ -3,21 +3,15 @@
 // What the vector kernels look like from outside: plain functions of plain views, gathered in one table per SIMD target. Includes no Highway
 // header, so that a program which dispatches at run time pays for Highway in one translation unit only.
 #pragma once
-#include <concepts>
 #include <cstddef>
+#include <tuple>
 
+#include "outrider/backend/concepts.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
 
 namespace outrider::detail {
-
-/// The storage types the vector kernels widen to float.
-template <class W>
-concept simd_weight = std::same_as<W, float> || std::same_as<W, bf16> || std::same_as<W, f16>;
-/// The element types of a KV cache they read.
-template <class Kv>
-concept simd_kv = std::same_as<Kv, float> || std::same_as<Kv, bf16>;
 
 // Every kernel is serial and works on a range [begin, end) of outputs or on all rows of its views; the caller splits the work. What a range
 // leaves out it does not write, and no output depends on where a range begins.
@@ -28,7 +22,7 @@ struct linear_kernels {
   void (*matmul)(float* const* out, const float* const* x, std::size_t rows, weight_view<W> w, std::size_t begin, std::size_t end) noexcept;
   /// out[j] = x · w(ids[j]) for begin <= j < end.
   void (*gathered)(float* out, const float* x, weight_view<W> w, const token_id* ids, std::size_t begin, std::size_t end) noexcept;
-  /// out [n] = w [n] · factor
+  /// out [n] = w [n] · factor; n is a multiple of elements_of<W>.
   void (*widen)(float* out, const W* w, std::size_t n, float factor) noexcept;
 };
 
@@ -53,34 +47,19 @@ struct attention_kernels {
                  std::size_t end) noexcept;
 };
 
+template <template <class> class Kernels, class List>
+struct one_per_type;
+template <template <class> class Kernels, class... T>
+struct one_per_type<Kernels, type_list<T...>> {
+  using type = std::tuple<Kernels<T>...>;
+};
+
 /// All kernels of one SIMD target.
 struct kernel_table {
   const char* (*target)() noexcept;  // "AVX2"
-  linear_kernels<float> linear_f32;
-  linear_kernels<bf16> linear_bf16;
-  linear_kernels<f16> linear_f16;
+  one_per_type<linear_kernels, weight_types>::type linear;
   pointwise_kernels pointwise;
-  attention_kernels<float> attention_f32;
-  attention_kernels<bf16> attention_bf16;
-
-  template <simd_weight W>
-  [[nodiscard]] constexpr const linear_kernels<W>& linear() const noexcept {
-    if constexpr (std::same_as<W, float>) {
-      return linear_f32;
-    } else if constexpr (std::same_as<W, bf16>) {
-      return linear_bf16;
-    } else {
-      return linear_f16;
-    }
-  }
-  template <simd_kv Kv>
-  [[nodiscard]] constexpr const attention_kernels<Kv>& attention() const noexcept {
-    if constexpr (std::same_as<Kv, float>) {
-      return attention_f32;
-    } else {
-      return attention_bf16;
-    }
-  }
+  one_per_type<attention_kernels, kv_types>::type attention;
 };
 
 }  // namespace outrider::detail

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <limits>
 #include <string>
+#include <tuple>
 
 #include "outrider/backend/highway/kernel_table.hpp"
 #include "outrider/backend/ops.hpp"
@@ -16,6 +17,7 @@
 #include "outrider/backend/reference.hpp"
 #include "outrider/backend/traits.hpp"
 #include "outrider/config.hpp"
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/extents.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
@@ -51,7 +53,7 @@ struct simd_linear {
 
   static void matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
     const std::size_t most = rows_in_cache(w.cols), passes = divide_up(x.rows, 4);  // four rows of x a pass over the weights
-    Parallel::for_ranges(ctx.threads(), w.rows, grain_of(w.cols * sizeof(W) * passes), [&](std::size_t begin, std::size_t end) {
+    Parallel::for_ranges(ctx.threads(), w.rows, grain_of(row_bytes(w) * passes), [&](std::size_t begin, std::size_t end) {
       row_list rows;
       for (std::size_t r = 0; r < x.rows; ++r) {
         rows.push(out.row(r), x.row(r));
@@ -68,7 +70,7 @@ struct simd_linear {
                             const std::int32_t* experts) noexcept {
     if (out.rows == 0 || out.cols == 0) return;
     const std::size_t all = w.rows / out.cols, active = out.rows / x.rows, most = rows_in_cache(w.cols);
-    Parallel::for_ranges(ctx.threads(), out.cols, grain_of(w.cols * sizeof(W) * (std::min)(out.rows, all)),
+    Parallel::for_ranges(ctx.threads(), out.cols, grain_of(row_bytes(w) * (std::min)(out.rows, all)),
                          [&](std::size_t begin, std::size_t end) {
                            for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
                              row_list rows;
@@ -83,18 +85,19 @@ struct simd_linear {
 
   static void gathered_matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w,
                               matrix_view<const token_id> ids) noexcept {
-    Parallel::for_ranges(ctx.threads(), out.cols, grain_of(w.cols * sizeof(W) * out.rows), [&](std::size_t begin, std::size_t end) {
-      for (std::size_t r = 0; r < out.rows; ++r)
-        ctx.kernels().template linear<W>().gathered(out.row(r), x.row(r), w, ids.row(r), begin, end);
+    Parallel::for_ranges(ctx.threads(), out.cols, grain_of(row_bytes(w) * out.rows), [&](std::size_t begin, std::size_t end) {
+      for (std::size_t r = 0; r < out.rows; ++r) linear(ctx).gathered(out.row(r), x.row(r), w, ids.row(r), begin, end);
     });
   }
 
   static void gather_rows(context& ctx, matrix_view<float> out, weight_view<W> w, const token_id* ids, float factor) noexcept {
-    for (std::size_t r = 0; r < out.rows; ++r)
-      ctx.kernels().template linear<W>().widen(out.row(r), w.row(static_cast<std::size_t>(ids[r])), out.cols, factor);
+    for (std::size_t r = 0; r < out.rows; ++r) linear(ctx).widen(out.row(r), w.row(static_cast<std::size_t>(ids[r])), out.cols, factor);
   }
 
  private:
+  static const linear_kernels<W>& linear(context& ctx) noexcept { return std::get<linear_kernels<W>>(ctx.kernels().linear); }
+  static constexpr std::size_t row_bytes(weight_view<W> w) noexcept { return w.cols / elements_of<W> * sizeof(W); }
+
   /// Rows of a product that go over the same weights together.
   struct row_list {
     static constexpr std::size_t capacity = 64;
@@ -107,7 +110,7 @@ struct simd_linear {
       x[count++] = x_row;
     }
     void run(context& ctx, weight_view<W> w, std::size_t begin, std::size_t end) noexcept {
-      ctx.kernels().template linear<W>().matmul(out, x, count, w, begin, end);
+      linear(ctx).matmul(out, x, count, w, begin, end);
       count = 0;
     }
   };
@@ -239,7 +242,7 @@ struct simd_attention {
     if (q.rows == 0) return;
     const std::size_t items = q.rows * (q.cols / cache.head_dim), last = q.rows - 1, keys = window.end(last) - window.begin(last);
     Parallel::for_ranges(ctx.threads(), items, grain_of(2 * keys * cache.head_dim * sizeof(Kv)), [&](std::size_t begin, std::size_t end) {
-      ctx.kernels().template attention<Kv>().attend(out, q, cache, window, begin, end);
+      std::get<attention_kernels<Kv>>(ctx.kernels().attention).attend(out, q, cache, window, begin, end);
     });
   }
 };

@@ -24,18 +24,22 @@ namespace HWY_NAMESPACE {
 
 inline const char* target_name() noexcept { return hwy::TargetName(HWY_TARGET); }
 
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+template <class... W, class... Kv>
+constexpr detail::kernel_table table_of(type_list<W...>, type_list<Kv...>) {
+  return {
+      .target = target_name,
+      .linear = {detail::linear_kernels<W>{matmul<W>, gathered<W>, widen<W>}...},
+      .pointwise = {rms_norm, rope, gelu_mul, add, scale, softcap, argmax, weighted_sum},
+      .attention = {detail::attention_kernels<Kv>{attend<Kv>}...},
+  };
+}
+#endif
+
 /// Null on targets without vectors. (Highway's dispatch tables cannot hold noexcept functions.)
 inline const detail::kernel_table* kernels() {
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  static constexpr detail::kernel_table table{
-      .target = target_name,
-      .linear_f32 = {matmul<float>, gathered<float>, widen<float>},
-      .linear_bf16 = {matmul<bf16>, gathered<bf16>, widen<bf16>},
-      .linear_f16 = {matmul<f16>, gathered<f16>, widen<f16>},
-      .pointwise = {rms_norm, rope, gelu_mul, add, scale, softcap, argmax, weighted_sum},
-      .attention_f32 = {attend<float>},
-      .attention_bf16 = {attend<bf16>},
-  };
+  static constexpr detail::kernel_table table = table_of(weight_types{}, kv_types{});
   return &table;
 #else
   return nullptr;
