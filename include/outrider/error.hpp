@@ -8,6 +8,7 @@ namespace outrider {
 /// What kind of thing went wrong, for programs; what() is the sentence for people: file, field, found, expected.
 enum class error_code {
   file_not_found,       // a file or directory is missing or cannot be opened or mapped
+  file_not_written,     // a file cannot be created, written to the end or put in its place: no space, no permission
   file_malformed,       // bytes that are not what the format says: truncated, overlapping, oversized, not JSON
   config_invalid,       // a configuration value of the wrong type or outside what is allowed
   model_unsupported,    // a legal file of a family, activation or layout this library does not run

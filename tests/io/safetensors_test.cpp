@@ -282,6 +282,9 @@ TEST_CASE("pitfall 15: a shape whose size overflows is refused, not wrapped arou
   CHECK(
       mentions(refused(R"({"t": {"dtype": "U8", "shape": [4294967296, 4294967296], "data_offsets": [0, 0]}})", 0), "'t'", "more elements"));
   CHECK(mentions(refused(R"({"t": {"dtype": "F32", "shape": [4611686018427387904], "data_offsets": [0, 0]}})", 0), "'t'", "more elements"));
+  // An extent of zero does not hide the others, wherever it stands.
+  for (const std::string extents : {"0, 4294967296, 4294967296", "4294967296, 4294967296, 0"})
+    CHECK(mentions(refused(R"({"t": {"dtype": "U8", "shape": [)" + extents + R"(], "data_offsets": [0, 0]}})", 0), "'t'", "more elements"));
 }
 
 TEST_CASE("pitfall 15: overlapping byte ranges are refused") {

@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <bit>
 #include <cstddef>
 #include <cstdint>
@@ -31,7 +32,7 @@ inline constexpr std::uint32_t gguf_type_count = 13;
 }
 
 /// The value of a GGUF key where it lies in the mapped file. The reader made sure that its bytes are all there and that string lengths fit;
-/// nothing is copied until somebody asks. Borrows the file; safe to share between threads.
+/// nothing is copied until somebody asks. Borrows the file; safe to share between threads. A boolean is true if its byte is not zero.
 struct gguf_value {
   gguf_type type = gguf_type::u8;  // of the value, or of an array's elements
   bool is_array = false;
@@ -50,16 +51,15 @@ struct gguf_value {
     return string_at(0);
   }
 
-  // Elements of an array; nothing if this is no array or its elements are of another type.
+  // Elements of an array; nothing if this is no array, if its elements are of another type, or if one of them does not fit.
   [[nodiscard]] std::optional<std::vector<std::int64_t>> integers() const {
-    return elements<std::int64_t>([this](std::size_t i) { return integer_at(i); });
+    return elements<std::int64_t>(is_integer(type), [this](std::size_t i) { return integer_at(i); });
   }
   [[nodiscard]] std::optional<std::vector<double>> numbers() const {
-    return elements<double>([this](std::size_t i) { return number_at(i); });
+    return elements<double>(is_number(type), [this](std::size_t i) { return number_at(i); });
   }
   [[nodiscard]] std::optional<std::vector<bool>> booleans() const {
-    return elements<bool>(
-        [this](std::size_t i) { return type == gguf_type::boolean ? std::optional(bytes[i] != std::byte{0}) : std::nullopt; });
+    return elements<bool>(type == gguf_type::boolean, [this](std::size_t i) { return std::optional(bytes[i] != std::byte{0}); });
   }
   [[nodiscard]] std::optional<std::vector<std::string_view>> texts() const {
     if (!is_array || type != gguf_type::string) return std::nullopt;
@@ -72,7 +72,18 @@ struct gguf_value {
     return all;
   }
 
+  /// The same type and the same bytes.
+  [[nodiscard]] bool operator==(const gguf_value& other) const noexcept {
+    return type == other.type && is_array == other.is_array && count == other.count && std::ranges::equal(bytes, other.bytes);
+  }
+
  private:
+  [[nodiscard]] static constexpr bool is_number(gguf_type type) noexcept {
+    return type != gguf_type::boolean && type != gguf_type::string && type != gguf_type::array;
+  }
+  [[nodiscard]] static constexpr bool is_integer(gguf_type type) noexcept {
+    return is_number(type) && type != gguf_type::f32 && type != gguf_type::f64;
+  }
   template <class T>
   [[nodiscard]] T load(std::size_t offset) const noexcept {
     T value;
@@ -117,10 +128,10 @@ struct gguf_value {
     return whole ? std::optional(static_cast<double>(*whole)) : std::nullopt;
   }
   template <class T, class Element>
-  [[nodiscard]] std::optional<std::vector<T>> elements(const Element& element) const {
-    if (!is_array) return std::nullopt;
+  [[nodiscard]] std::optional<std::vector<T>> elements(bool right_type, const Element& element) const {
+    if (!is_array || !right_type) return std::nullopt;
     std::vector<T> all;
-    all.reserve(type == gguf_type::string || type == gguf_type::array ? 0 : count);
+    all.reserve(count);
     for (std::size_t i = 0; i < count; ++i) {
       const std::optional<T> value = element(i);
       if (!value) return std::nullopt;

@@ -37,7 +37,7 @@ struct json_cursor {
 };
 
 /// Builds the document from the parser's events and stops at the first thing that is refused. The plain parser keeps the last of two equal
-/// keys silently and sets no limit to nesting.
+/// keys silently and sets no limit to nesting. A reader of its own kind of file derives from it and takes some of the events for itself.
 class json_builder {
  public:
   static constexpr std::size_t max_depth = 64;
@@ -45,11 +45,15 @@ class json_builder {
 
   json_builder(std::string_view text, const std::string& file) : text_(text), file_(file), reached_(text.data()) {}
 
-  nlohmann::json build() {
+  /// The document that `events`, this object or one of a derived class, makes of the text.
+  template <class Builder>
+  static nlohmann::json build(Builder&& events) {
+    json_builder& self = events;
+    const std::string_view text = self.text_;
     // The parser takes a zero byte between two tokens for the end of the text.
-    if (const std::size_t zero = text_.find('\0'); zero != text_.npos) refuse(zero, "a zero byte");
-    nlohmann::json::sax_parse(json_cursor{text_.data(), &reached_}, json_cursor{text_.data() + text_.size(), &reached_}, this);
-    return std::move(document_);
+    if (const std::size_t zero = text.find('\0'); zero != text.npos) self.refuse_text(zero, "a zero byte");
+    nlohmann::json::sax_parse(json_cursor{text.data(), &self.reached_}, json_cursor{text.data() + text.size(), &self.reached_}, &events);
+    return std::move(self.document_);
   }
 
   // The events; each returns true to go on.
@@ -66,7 +70,7 @@ class json_builder {
   bool end_array() { return close(); }
   bool key(std::string& name) {
     const auto [value, is_new] = open_.back()->emplace(name, nullptr);
-    if (!is_new) refuse(offset(), "the key '" + name + "' is there twice in one object");
+    if (!is_new) refuse_text(offset(), "the key '" + name + "' is there twice in one object");
     member_ = &*value;
     return true;
   }
@@ -76,18 +80,23 @@ class json_builder {
     what = what.substr(0, what.rfind("; last read: "));
     if (const std::size_t id = what.find("] "); id != what.npos) what.erase(0, id + 2);
     if (const std::size_t place = what.find(": "); what.starts_with("parse error at ") && place != what.npos) what.erase(0, place + 2);
-    refuse(offset(), what);
+    refuse_text(offset(), what);
   }
+
+ protected:
+  [[nodiscard]] const std::string& file() const noexcept { return file_; }
+  /// The containers around the next value, outermost first. None of them moves while it is open.
+  [[nodiscard]] const std::vector<nlohmann::json*>& containers() const noexcept { return open_; }
 
  private:
   [[nodiscard]] std::size_t offset() const noexcept { return static_cast<std::size_t>(reached_ - text_.data()); }
-  [[noreturn]] void refuse(std::size_t where, const std::string& what) const {
+  [[noreturn]] void refuse_text(std::size_t where, const std::string& what) const {
     throw error(error_code::file_malformed, file_ + ": not usable JSON at byte " + std::to_string(where) + ": " + what);
   }
 
   /// Puts a value where the document expects the next one, and says where it lies now.
   nlohmann::json* place(nlohmann::json value) {
-    if (++values_ > max_values) refuse(offset(), "more than " + std::to_string(max_values) + " values");
+    if (++values_ > max_values) refuse_text(offset(), "more than " + std::to_string(max_values) + " values");
     if (open_.empty()) return &(document_ = std::move(value));
     if (open_.back()->is_object()) return &(*member_ = std::move(value));
     open_.back()->push_back(std::move(value));
@@ -98,7 +107,7 @@ class json_builder {
     return true;
   }
   bool open(nlohmann::json container) {
-    if (open_.size() == max_depth) refuse(offset(), "nested deeper than " + std::to_string(max_depth) + " levels");
+    if (open_.size() == max_depth) refuse_text(offset(), "nested deeper than " + std::to_string(max_depth) + " levels");
     open_.push_back(place(std::move(container)));
     return true;
   }
@@ -111,8 +120,8 @@ class json_builder {
   const std::string& file_;
   const char* reached_;
   nlohmann::json document_;
-  std::vector<nlohmann::json*> open_;  // the containers around the next value; none of them moves while the next is inside it
-  nlohmann::json* member_ = nullptr;   // where the value of the last key goes
+  std::vector<nlohmann::json*> open_;
+  nlohmann::json* member_ = nullptr;  // where the value of the last key goes
   std::size_t values_ = 0;
 };
 
@@ -121,7 +130,7 @@ class json_builder {
 /// The document in `text`. Stricter than nlohmann::json::parse: an object with a key twice, nesting deeper than 64 levels, more than 2,000,000 values,
 /// a number outside the range of double and a zero byte are refused too. error_code::file_malformed names `file` and the byte where reading stopped.
 [[nodiscard]] inline nlohmann::json parse_json(std::string_view text, const std::string& file) {
-  return detail::json_builder(text, file).build();
+  return detail::json_builder::build(detail::json_builder(text, file));
 }
 
 }  // namespace outrider::io

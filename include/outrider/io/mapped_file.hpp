@@ -133,4 +133,15 @@ class mapped_file {
 #endif
 };
 
+/// Tells the system that nobody reads these bytes of a mapped_file soon: their pages no longer count as the program's memory, and reading them
+/// again costs a read of the file. Only for the bytes of a mapped_file: other memory would lose its content. A hint: it may do nothing.
+inline void release_pages([[maybe_unused]] std::span<const std::byte> bytes) noexcept {
+#if OUTRIDER_HAS_MMAP
+  const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(bytes.data()) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(bytes.data()) + bytes.size()) / page * page;
+  if (begin < end) ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);
+#endif
+}
+
 }  // namespace outrider::io

@@ -121,14 +121,20 @@ static_assert([] {
 [[nodiscard]] constexpr std::string_view name_of(dtype type) noexcept { return describe(type).name; }
 
 /// The bytes of a tensor of that shape (outermost first), whose innermost extent is divided into blocks; nothing if it is no multiple of
-/// the block's length, or if the size does not fit into memory.
+/// the block's length, or if the size does not fit into memory: that of the other extents where one is zero, so that any product of extents
+/// fits.
 [[nodiscard]] inline std::optional<std::size_t> byte_size(dtype type, std::span<const std::size_t> shape) noexcept {
   const dtype_description& d = describe(type);
+  const std::size_t row = shape.empty() ? 1 : shape.back();
+  if (row % d.elements != 0) return std::nullopt;
   std::optional<std::size_t> size = d.bytes;
-  if (shape.empty()) return d.elements == 1 ? size : std::nullopt;
-  if (shape.back() % d.elements != 0) return std::nullopt;
-  for (std::size_t i = 0; i < shape.size(); ++i)
-    if (size) size = checked_multiply(*size, i + 1 == shape.size() ? shape[i] / d.elements : shape[i]);
+  bool is_empty = false;
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    const std::size_t extent = i + 1 == shape.size() ? row / d.elements : shape[i];
+    is_empty = is_empty || extent == 0;
+    if (size && extent != 0) size = checked_multiply(*size, extent);
+  }
+  if (size && is_empty) size = 0;
   return size;
 }
 
