@@ -116,7 +116,7 @@ TEST_CASE("a tensor of another shape is refused with both shapes") {
 TEST_CASE("a matrix of integers is refused with its type and those allowed") {
   const std::string sentence =
       refused_target(error_code::tensor_mismatch, [](auto& tensors) { named(tensors, "model.layers.0.mlp.up_proj.weight").dtype = "I32"; });
-  CHECK(mentions(sentence, "model.layers.0.mlp.up_proj.weight", "I32", "F32, BF16 or F16"));
+  CHECK(mentions(sentence, "model.layers.0.mlp.up_proj.weight", "I32", "F32, BF16, F16"));
 }
 
 TEST_CASE("an untied head is read from lm_head.weight, and tensors at any address give the same logits") {
@@ -233,4 +233,26 @@ TEST_CASE("a generation_config.json that is a link to nowhere is refused, not pa
   std::filesystem::create_symlink(directory.path() / "nowhere", to / "generation_config.json");
   CHECK(mentions(refusal(error_code::file_not_found, [&] { static_cast<void>(gemma4::load_model<reference>(to)); }),
                  "generation_config.json"));
+}
+
+TEST_CASE("a file that is neither a directory nor GGUF is refused for what it is") {
+  const temporary_directory directory;
+  const auto file = directory.write("model.bin", "something else");
+  CHECK(
+      mentions(refusal(error_code::file_malformed, [&] { static_cast<void>(gemma4::load_model<reference>(file)); }), "model.bin", "GGUF"));
+  CHECK(mentions(refusal(error_code::file_malformed, [&] { static_cast<void>(gemma4::load_assistant<reference>(file)); }), "model.bin"));
+  CHECK(mentions(refusal(error_code::file_not_found, [&] { static_cast<void>(gemma4::load_model<reference>(directory.path() / "none")); }),
+                 "none"));
+  CHECK(mentions(refusal(error_code::file_not_found, [&] { static_cast<void>(gemma4::load_model<reference>(directory.path())); }),
+                 "config.json"));
+}
+
+TEST_CASE("pitfall 21: a drafter's GGUF file is no target, and a target's no drafter") {
+  const auto files = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "examples" / "data" / "tiny-kjv" / "gguf";
+  CHECK(mentions(
+      refusal(error_code::model_unsupported, [&] { static_cast<void>(gemma4::load_model<reference>(files / "assistant-bf16.gguf")); }),
+      "assistant-bf16.gguf", "general.architecture", "a drafter, not a target"));
+  CHECK(mentions(
+      refusal(error_code::model_unsupported, [&] { static_cast<void>(gemma4::load_assistant<reference>(files / "target-bf16.gguf")); }),
+      "target-bf16.gguf", "general.architecture", "a target, not a drafter"));
 }

@@ -37,6 +37,7 @@ TEST_CASE_FIXTURE(fixture, "a session refuses options it cannot have, with what 
   CHECK(mentions(refused({.max_draft = (std::numeric_limits<std::size_t>::max)()}), "0 to 16"));
   CHECK(mentions(refused({.prompt_chunk = 0}), "0", "1 to 65536"));
   CHECK(mentions(refused({.max_positions = std::size_t{1} << 31}), "2147483648", "2147483647"));
+  CHECK(mentions(refused({.max_rewind = std::size_t{1} << 31}), "2147483648", "2147483647"));
 }
 
 TEST_CASE_FIXTURE(fixture, "a pass takes from one token to the drafts and one more") {
@@ -64,6 +65,17 @@ TEST_CASE_FIXTURE(fixture, "a prompt beyond the limit is refused before anything
   CHECK(session.committed() == 0);
   session.prefill(std::vector<token_id>(40, 5));
   CHECK(session.committed() == 40);
+}
+
+TEST_CASE_FIXTURE(fixture, "going back drops what was committed behind and what is pending; going forward is refused") {
+  session.prefill(std::vector<token_id>{2, 5, 7, 8, 9});
+  session.verify(std::vector<token_id>{1, 2});
+  CHECK_FALSE(session.truncate(6));
+  CHECK(session.truncate(3));
+  CHECK(session.committed() == 3);
+  CHECK(session.cache().pending() == 0);
+  CHECK(session.truncate(0));
+  CHECK(session.committed() == 0);
 }
 
 TEST_CASE_FIXTURE(fixture, "an assistant of another model is refused when the two are joined") {

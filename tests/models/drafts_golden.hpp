@@ -18,48 +18,9 @@
 
 #include "golden_data.hpp"
 #include "outrider/decode/drafter.hpp"
+#include "writing.hpp"
 
 namespace models {
-
-/// One assistant with its workspace, stepped by hand.
-template <class B>
-class hand_drafter {
- public:
-  hand_drafter(const gemma4::assistant<B>& assistant, context_of<B>& ctx)
-      : assistant_(&assistant), ctx_(&ctx), workspace_(assistant.config()) {}
-
-  struct step {
-    token_id token = 0;
-    std::vector<float> logits, state;    // over the whole vocabulary; [T]
-    std::vector<std::int32_t> clusters;  // ascending; empty for a dense head
-  };
-
-  /// One step from the two halves of its input.
-  template <class Kv>
-  step forward(const std::vector<float>& embedding, const std::vector<float>& state, const gemma4::shared_kv<Kv, host_space>& keys) {
-    const auto input = assistant_->input(workspace_);
-    REQUIRE(embedding.size() + state.size() == input.cols);
-    std::copy(embedding.begin(), embedding.end(), input.data);
-    std::copy(state.begin(), state.end(), input.data + embedding.size());
-    const candidates<B> found = assistant_->forward(*ctx_, workspace_, keys);
-
-    step result;
-    pointwise_ops<B>::argmax(*ctx_, &result.token, found.logits, found.ids);
-    matrix<float, host_space> dense(1, assistant_->config().text.vocab_size);
-    assistant_->dense_logits(*ctx_, dense.view(), found);
-    result.logits = copy_of(dense.view());
-    result.state = copy_of(assistant_->state(workspace_));
-    const auto clusters = assistant_->clusters(workspace_);
-    for (std::size_t i = 0; i < clusters.cols; ++i) result.clusters.push_back(clusters(0, i));
-    std::sort(result.clusters.begin(), result.clusters.end());
-    return result;
-  }
-
- private:
-  const gemma4::assistant<B>* assistant_;
-  context_of<B>* ctx_;
-  typename gemma4::assistant<B>::workspace workspace_;
-};
 
 struct draft_tolerance {
   double logits, state;
@@ -95,21 +56,6 @@ std::vector<token_id> check_drafts(const golden& expected, const std::string& na
     state = step.state;
   }
   return drafts;
-}
-
-/// A session that has processed all but the last token of a text.
-template <class B>
-gemma4::session<B> session_behind(const model_pair<B>& pair, context_of<B>& ctx, std::span<const token_id> text) {
-  gemma4::session<B> session(pair.target, ctx);
-  session.prefill(text.first(text.size() - 1));
-  return session;
-}
-
-template <class B>
-std::vector<float> embedding_of(const gemma4::session<B>& session, token_id token) {
-  matrix<float, host_space> row(1, session.config().hidden_size);
-  session.embed(row.view(), token);
-  return copy_of(row.view());
 }
 
 /// The recorded drafts of a prompt, right behind it and later in its text; `infix` is "" or ".f32".

@@ -129,6 +129,14 @@ std::vector<float> copy_of(const View& rows) {
   return values;
 }
 
+/// The logits of all rows of a prompt, one pass.
+template <class B>
+std::vector<float> prompt_logits(const gemma4::model<B>& target, std::span<const token_id> tokens) {
+  context_of<B> ctx{one_thread};
+  passes<B> run(target, ctx, tokens.size());
+  return copy_of(run.forward(tokens, tokens.size(), row_kind::prompt).logits);
+}
+
 /// Keys, then values, of positions begin … end - 1: [heads, end - begin, head_dim] each, as the golden files have them.
 template <class Kv>
 struct keys_and_values {

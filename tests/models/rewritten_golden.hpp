@@ -25,13 +25,6 @@ inline void widen_to_float(std::vector<testing::stored_tensor>& tensors) {
   }
 }
 
-template <class B>
-std::vector<float> prompt_logits(const gemma4::model<B>& target, std::span<const token_id> tokens) {
-  context_of<B> ctx{one_thread};
-  passes<B> run(target, ctx, tokens.size());
-  return copy_of(run.forward(tokens, tokens.size(), row_kind::prompt).logits);
-}
-
 // The recording rounds every activation to bfloat16, this library none: the two differ by that rounding, whose size the case states as
 // largest and as mean square difference.
 TEST_CASE_TEMPLATE("bfloat16 weights give the recorded logits but for the rounding of activations", B, OUTRIDER_TESTED_BACKENDS) {

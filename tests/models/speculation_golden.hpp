@@ -11,50 +11,13 @@
 #include "outrider/decode/generate.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "support/drafters.hpp"
+#include "writing.hpp"
 
 namespace models {
 
 using lengths = std::initializer_list<std::size_t>;
 using testing::recorded_drafter;
 using testing::scripted_drafter;
-
-/// A text with what its generation reports.
-struct written {
-  std::vector<token_id> tokens;
-  finish_reason finish{};
-  statistics stats;
-};
-
-template <class Target>
-written write_plain(Target& target, std::span<const token_id> prompt, const generate_options& options) {
-  written text;
-  const generation result = generate(target, prompt, options, [&](token_id token) { text.tokens.push_back(token); });
-  text.finish = result.finish;
-  text.stats = result.stats;
-  CHECK(text.stats.tokens == text.tokens.size());
-  CHECK(text.stats.rounds() == 0);
-  return text;
-}
-
-/// Also checks what holds for every generation with at least one token: the numbers add up, and the cache is at a commit point, with all
-/// but the last token.
-template <class Target, class Drafter>
-written write_speculatively(Target& target, Drafter& drafter, std::span<const token_id> prompt, const generate_options& options) {
-  written text;
-  const std::size_t before = target.committed();
-  speculative_decoder decoder(target, drafter);
-  const generation result = decoder.generate(prompt, options, [&](token_id token) { text.tokens.push_back(token); });
-  text.finish = result.finish;
-  text.stats = result.stats;
-  CHECK(text.stats.tokens == text.tokens.size());
-  CHECK(text.stats.prompt_tokens == prompt.size());
-  CHECK(target.committed() == before + prompt.size() + text.tokens.size() - 1);
-  // Every pass but a last one cut by an accepted end yields its accepted drafts and one token.
-  const std::size_t passes = text.stats.rounds() + text.stats.plain_passes();
-  CHECK(text.tokens.size() <= 1 + text.stats.accepted() + passes);
-  CHECK(text.tokens.size() + 1 >= 1 + text.stats.accepted() + passes);
-  return text;
-}
 
 /// The recorded rounds [n, drafts, accepted] as a generation shows them: from its drafter's calls and its statistics. The last target pass
 /// may be a plain one, for which no drafter is asked.

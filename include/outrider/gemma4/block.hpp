@@ -180,7 +180,12 @@ decoder_layer<B> load_layer(weight_store<B>& store, const std::string& prefix, c
     e.router_factor = static_cast<float>(1 / std::sqrt(static_cast<double>(H)));
     e.router = linear_at("router.proj", c.experts, H);
     e.per_expert_scale = store.vector(at + "router.per_expert_scale", c.experts);
-    e.gate_up = store.stacked(at + "experts.gate_up_proj", c.experts, 2 * c.expert_width, H);
+    if (store.has(at + "experts.gate_proj")) {  // some GGUF files have the halves apart
+      e.gate_up = store.stacked(at + "experts.gate_proj", c.experts, c.expert_width, H);
+      e.up = store.stacked(at + "experts.up_proj", c.experts, c.expert_width, H);
+    } else {
+      e.gate_up = store.stacked(at + "experts.gate_up_proj", c.experts, 2 * c.expert_width, H);
+    }
     e.down = store.stacked(at + "experts.down_proj", c.experts, H, c.expert_width);
     e.experts = c.experts;
     e.per_token = c.experts_per_token;

@@ -93,6 +93,12 @@ struct assistant_config {
   std::size_t centroid_top_k = 0;        // clusters searched per draft
 };
 
+namespace detail {
+// Upper limits for all readers, far above every released model and so low that the bytes of any tensor made of these sizes fit into 64 bits.
+inline constexpr std::size_t most_layers = std::size_t{1} << 12, most_heads = std::size_t{1} << 16, most_width = std::size_t{1} << 20,
+                             most_tokens = std::size_t{1} << 24, most_positions = (std::size_t{1} << 31) - 1;
+}  // namespace detail
+
 /// What generation_config.json adds to a model.
 struct generation_config {
   std::vector<token_id> eos;       // empty if the file names none

@@ -22,10 +22,6 @@ namespace outrider::gemma4 {
 
 namespace detail {
 
-// Upper limits, far above every released model and so low that the bytes of any tensor made of these sizes fit into 64 bits.
-inline constexpr std::size_t most_layers = std::size_t{1} << 12, most_heads = std::size_t{1} << 16, most_width = std::size_t{1} << 20,
-                             most_tokens = std::size_t{1} << 24, most_positions = (std::size_t{1} << 31) - 1;
-
 /// Which configuration class a text stack belongs to, and what it is used as.
 struct stack_kind {
   bool unified;    // the 12B: no per-layer embeddings, no experts, other defaults
@@ -247,9 +243,9 @@ inline bool is_target(std::string_view model_type) noexcept {
 /// The text stack of a target's config.json: gemma4_text, gemma4_unified_text, or the multimodal files gemma4 and gemma4_unified that wrap
 /// one. Absent fields have the defaults of the reference. error_code::config_invalid for values of a wrong type or outside what is allowed,
 /// model_unsupported for another family, an assistant, or a variant this library does not run, file_not_found, file_malformed.
-[[nodiscard]] inline text_config read_target_config(const std::filesystem::path& file) {
-  const nlohmann::json document = io::read_json_file(file);
-  const detail::config_object top(document, file.string());
+/// A document in memory goes by the name `file` in errors.
+[[nodiscard]] inline text_config read_target_config(const nlohmann::json& document, const std::string& file) {
+  const detail::config_object top(document, file);
   const std::string type = top.text("model_type", detail::target_types);
   const bool drafter = detail::is_assistant(type);
   if (drafter || !detail::is_target(type))
@@ -258,12 +254,14 @@ inline bool is_target(std::string_view model_type) noexcept {
   const detail::stack_kind kind{.unified = type.starts_with("gemma4_unified"), .assistant = false};
   return type.ends_with("_text") ? detail::read_text(top, kind) : detail::read_wrapped_text(top, kind);
 }
+[[nodiscard]] inline text_config read_target_config(const std::filesystem::path& file) {
+  return read_target_config(io::read_json_file(file), file.string());
+}
 
 /// An assistant's config.json: gemma4_assistant or gemma4_unified_assistant. The reference demands certain text settings (no per-layer
 /// embeddings, no experts, no double-wide MLP, all layers shared) of the first class only; here they hold for both. Errors as for a target.
-[[nodiscard]] inline assistant_config read_assistant_config(const std::filesystem::path& file) {
-  const nlohmann::json document = io::read_json_file(file);
-  const detail::config_object top(document, file.string());
+[[nodiscard]] inline assistant_config read_assistant_config(const nlohmann::json& document, const std::string& file) {
+  const detail::config_object top(document, file);
   const std::string type = top.text("model_type", detail::assistant_types);
   const bool target = detail::is_target(type);
   if (target || !detail::is_assistant(type))
@@ -286,6 +284,16 @@ inline bool is_target(std::string_view model_type) noexcept {
   a.centroids = centroids;
   a.centroid_top_k = top_k;
   return a;
+}
+[[nodiscard]] inline assistant_config read_assistant_config(const std::filesystem::path& file) {
+  return read_assistant_config(io::read_json_file(file), file.string());
+}
+
+/// Whether a config.json names one of the assistants' model types; neither is checked further. error_code::config_invalid where it names none.
+[[nodiscard]] inline bool is_assistant_config(const std::filesystem::path& file) {
+  const nlohmann::json document = io::read_json_file(file);
+  const detail::config_object top(document, file.string());
+  return detail::is_assistant(top.text("model_type", std::string(detail::target_types) + ", " + detail::assistant_types));
 }
 
 /// generation_config.json of a model directory; defaults if the directory has none. vocab_size is the model's: an id outside it is refused.

@@ -1,12 +1,26 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <string>
+#include <vector>
 
 #include "outrider/error.hpp"
 #include "outrider/gemma4/config.hpp"
 
 namespace outrider::gemma4 {
+
+namespace detail {
+
+/// Equal frequencies as far as float goes: a GGUF file keeps base and factor in single precision, which costs each of them half an ulp, and
+/// computing and rounding a frequency another half each.
+inline bool same_rotation(const std::vector<float>& a, const std::vector<float>& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](float x, float y) { return std::abs(double{x} - double{y}) <= 4 * 0x1p-24 * std::abs(double{x}); });
+}
+
+}  // namespace detail
 
 /// Whether the assistant can draft for the target: it takes the target's hidden state and embedding rows, proposes the target's token ids
 /// and reads the target's keys and values as they lie in the cache, so all these sizes, the window and the rotation must be equal. Throws
@@ -36,7 +50,7 @@ inline void check_pair(const text_config& target, const assistant_config& assist
     same("the head size" + layers, theirs.head_dim, ours.head_dim);
     same("the number of KV heads" + layers, theirs.kv_heads, ours.kv_heads);
     if (kind == attention_kind::sliding) same("the sliding window", target.window, drafter.window);
-    if (theirs.rope != ours.rope) {
+    if (!detail::same_rotation(theirs.rope.frequencies(theirs.head_dim), ours.rope.frequencies(ours.head_dim))) {
       const auto text = [](const rope_parameters& rope) {
         return "theta " + std::to_string(rope.theta) + ", fraction " + std::to_string(rope.fraction) + ", factor " +
                std::to_string(rope.factor);

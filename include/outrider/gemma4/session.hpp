@@ -15,6 +15,7 @@ struct session_options {
   std::size_t max_draft = max_draft_length;  // most drafts a verify pass may carry
   std::size_t prompt_chunk = 128;  // prompt rows per pass; part of the configuration, since prompts may round differently by chunk
   std::size_t max_positions = 0;   // limit of the sequence; 0 = what the model was made for
+  std::size_t max_rewind = 0;      // tokens that truncate() can always take back; so many more slots in every sliding layer
 };
 
 /// One sequence on one model: its cache, its workspace, and the results of its last pass. This is the target the decoding loops of decode/
@@ -33,7 +34,8 @@ class session {
         ctx_(&ctx),
         options_(checked(options)),
         workspace_(target.config(), max_rows(), options_.max_draft + 1),
-        cache_(target.kv_layers(), max_rows(), options_.max_positions ? options_.max_positions : target.config().max_positions) {}
+        cache_(target.kv_layers(), max_rows(), options_.max_positions ? options_.max_positions : target.config().max_positions,
+               options_.max_rewind) {}
 
   session(const model<B>&& target, context_of<B>& ctx, session_options options = {}) = delete;  // the model must outlive its sessions
 
@@ -52,6 +54,15 @@ class session {
   void clear() noexcept {
     cache_.clear();
     result_ = {};
+  }
+  /// Goes back to the first `positions` committed tokens, as if the others had never been: what follows is the text of a new session that was
+  /// given these tokens, bit for bit where prompts are row-exact (all shipped backends but eigen_prompts). The next call must be prefill(),
+  /// which renews logits() and hidden(). False, and nothing is changed, if the sliding layers no longer hold what would be seen again, see
+  /// kv_cache::truncate; options.max_rewind tokens can always be taken back, counted from the furthest length so far.
+  bool truncate(std::size_t positions) noexcept {
+    if (!cache_.truncate(positions)) return false;
+    result_ = {};
+    return true;
   }
 
   /// Processes and commits tokens, a chunk per pass. logits() and hidden() are then one row, that of the last token.
@@ -114,6 +125,7 @@ class session {
     refuse("a most of drafts", options.max_draft, 0, max_draft_length);
     refuse("a prompt chunk", options.prompt_chunk, 1, 1 << 16);
     refuse("a limit of positions", options.max_positions, 0, most_positions);
+    refuse("a rewind", options.max_rewind, 0, most_positions);
     return options;
   }
   [[nodiscard]] std::size_t max_rows() const noexcept { return (std::max)(options_.prompt_chunk, options_.max_draft + 1); }
