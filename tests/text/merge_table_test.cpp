@@ -44,7 +44,7 @@ TEST_CASE("merging with a heap equals looking through all pairs again and again"
     const auto any = [&] { return static_cast<token_id>(random() % ids); };
     std::vector<merge_table::merge> merges(random() % 12);
     for (auto& m : merges) m = {any(), any(), any()};
-    std::vector<token_id> symbols(random() % 30);
+    std::vector<token_id> symbols(random() % 80);
     for (token_id& s : symbols) s = any();
     CHECK(merged(symbols, merges) == merged_slowly(symbols, merges));
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <bitset>
 #include <cstddef>
 #include <cstdint>
 #include <filesystem>
@@ -9,17 +10,22 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "outrider/core/scalar.hpp"
 #include "outrider/error.hpp"
+#include "outrider/io/gguf.hpp"
 #include "outrider/io/mapped_file.hpp"
 #include "outrider/text/added_token_finder.hpp"
 #include "outrider/text/merge_table.hpp"
+#include "outrider/text/tokenizer_gguf.hpp"
 #include "outrider/text/tokenizer_json.hpp"
+#include "outrider/text/tokenizer_parts.hpp"
 #include "outrider/text/utf8.hpp"
 #include "outrider/text/vocabulary.hpp"
+#include "outrider/text/word_cache.hpp"
 
 namespace outrider {
 
@@ -43,11 +49,20 @@ class tokenizer {
     return tokenizer(parse_tokenizer_json(json, name));
   }
 
+  /// Reads the tokenizer.ggml.* keys of a GGUF file; the file is not needed afterwards. error_code::tokenizer_malformed as above.
+  [[nodiscard]] static tokenizer from_gguf(const io::gguf_file& file) { return tokenizer(parse_tokenizer_gguf(file)); }
+  /// Reads what is at `path`: a GGUF file, a tokenizer.json, or a directory with one. Errors as above.
+  [[nodiscard]] static tokenizer from_file(const std::filesystem::path& path) {
+    std::error_code ignored;
+    if (std::filesystem::is_directory(path, ignored)) return from_json_file(path / "tokenizer.json");
+    const io::mapped_file file(path);
+    return file.text().starts_with("GGUF") ? from_gguf(io::open_gguf(path)) : from_json(file.text(), path.string());
+  }
+
   explicit tokenizer(tokenizer_parts parts)
-      : tokens_(std::move(parts.tokens)), merges_(std::move(parts.merges)), kinds_(tokens_.size(), kind::normal) {
+      : tokens_(std::move(parts.tokens)), types_(std::move(parts.types)), merges_(std::move(parts.merges)), added_(std::move(parts.added)) {
     std::vector<added_token_finder::entry> raw, normalized;
-    for (const added_token& token : parts.added) {
-      kinds_[static_cast<std::size_t>(token.id)] = token.special ? kind::special : kind::normal;
+    for (const added_token& token : added_) {
       const std::string_view text = tokens_.text(token.id);
       (token.normalized ? normalized : raw)
           .push_back({token.normalized ? escape_spaces(text) : std::string(text), token.id, token.special});
@@ -55,21 +70,33 @@ class tokenizer {
     raw_finder_ = added_token_finder(std::move(raw));
     normalized_finder_ = added_token_finder(std::move(normalized));
 
-    for (std::size_t byte = 0; byte < bytes_.size(); ++byte) {
-      constexpr std::string_view digits = "0123456789ABCDEF";
-      const std::string name = {'<', '0', 'x', digits[byte / 16], digits[byte % 16], '>'};
-      const auto id = tokens_.find(name);
-      if (!id)
-        throw error(error_code::tokenizer_malformed, parts.source + ": model.vocab has no token '" + name + "', all 256 bytes need theirs");
-      bytes_[byte] = *id;
-      kinds_[static_cast<std::size_t>(*id)] = kind::byte;
+    bytes_.fill(nothing);
+    for (std::size_t id = 0; id < tokens_.size(); ++id) {
+      const std::string_view text = tokens_.text(static_cast<token_id>(id));
+      if (types_[id] == token_type::byte) bytes_[*detail::byte_of_name(text)] = static_cast<token_id>(id);
+      longest_token_ = (std::max)(longest_token_, text.size());
     }
-    bos_ = marker(parts.source, "<bos>");
-    eos_ = marker(parts.source, "<eos>");
-    for (const merge_table::merge& merge : merges_.merges())
-      split_newlines_ = split_newlines_ && !mixes_newlines(tokens_.text(merge.result));
-    for (std::size_t id = 0; id < tokens_.size(); ++id)
-      longest_token_ = (std::max)(longest_token_, tokens_.text(static_cast<token_id>(id)).size());
+    for (std::size_t byte = 0; byte < bytes_.size(); ++byte)
+      if (bytes_[byte] < 0) {
+        constexpr std::string_view digits = "0123456789ABCDEF";
+        throw error(error_code::tokenizer_malformed, parts.source + ": the vocabulary has no token '<0x" + digits[byte / 16] +
+                                                         digits[byte % 16] + ">', all 256 bytes need theirs");
+      }
+    bos_ = marker(parts.source, parts.bos, "<bos>");
+    eos_ = marker(parts.source, parts.eos, "<eos>");
+    for (std::size_t c = 0; c < ascii_.size(); ++c) {
+      const char text = static_cast<char>(c);
+      ascii_[c] = character({&text, 1});
+    }
+    for (const merge_table::merge& merge : merges_.merges()) {
+      if (types_[static_cast<std::size_t>(merge.left)] == token_type::byte ||
+          types_[static_cast<std::size_t>(merge.right)] == token_type::byte ||
+          types_[static_cast<std::size_t>(merge.result)] == token_type::byte || is_marker(merge.result))
+        throw error(error_code::tokenizer_malformed,
+                    parts.source + ": a merge gives " + in_quotes(tokens_.text(merge.result)) +
+                        ", bytes are no parts of merges and markers no results, or a text could not be had back from its tokens");
+      joined_.set(join_of(tokens_.text(merge.left).back(), tokens_.text(merge.right).front()));
+    }
   }
 
   /// The ids of any byte string. Bytes that are not valid UTF-8 become byte tokens, so decode_bytes gives back what came in, except that
@@ -80,12 +107,13 @@ class tokenizer {
       throw error(error_code::argument_invalid, "tokenizer::encode: the text has " + std::to_string(text.size()) + " bytes, at most " +
                                                     std::to_string(max_text) + " are allowed");
     std::vector<token_id> ids;
+    word_cache words(text.size());
     const auto on_token = [&](token_id id) { ids.push_back(id); };
     raw_finder_.split(
         text, options.parse_special,
         [&](std::string_view plain) {
           normalized_finder_.split(
-              escape_spaces(plain), options.parse_special, [&](std::string_view piece) { encode_plain(piece, ids); }, on_token);
+              escape_spaces(plain), options.parse_special, [&](std::string_view piece) { encode_plain(piece, ids, words); }, on_token);
         },
         on_token);
     if (options.add_bos && (ids.empty() || ids.front() != bos_)) ids.insert(ids.begin(), bos_);
@@ -110,11 +138,9 @@ class tokenizer {
   /// Appends the bytes of one token, at most longest_token() of them; what decode_bytes does for each.
   void append_bytes(token_id id, std::string& bytes, bool special = false) const {
     std::string_view text = token_text(id);
-    const kind k = kinds_[static_cast<std::size_t>(id)];
-    if (k == kind::byte) {
-      const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'A' + 10; };
-      bytes += static_cast<char>(16 * digit(text[3]) + digit(text[4]));  // "<0xHH>"
-    } else if (k == kind::normal || special) {
+    if (types_[static_cast<std::size_t>(id)] == token_type::byte) {
+      bytes += static_cast<char>(*detail::byte_of_name(text));
+    } else if (special || !is_special(id)) {
       for (std::size_t sign; (sign = text.find(space_sign)) != text.npos; text.remove_prefix(sign + space_sign.size())) {
         bytes += text.substr(0, sign);
         bytes += ' ';
@@ -132,31 +158,45 @@ class tokenizer {
   }
   /// The token with that spelling, if there is one.
   [[nodiscard]] std::optional<token_id> find(std::string_view text) const noexcept { return tokens_.find(text); }
+  /// The tokens that begin and end a text: those that the file names, otherwise "<bos>" and "<eos>".
   [[nodiscard]] token_id bos() const noexcept { return bos_; }
   [[nodiscard]] token_id eos() const noexcept { return eos_; }
   /// Whether the token is a marker, which is no part of decoded text. error_code::argument_invalid for an id outside the vocabulary.
   [[nodiscard]] bool is_special(token_id id) const {
     check(id);
-    return kinds_[static_cast<std::size_t>(id)] == kind::special;
+    return is_marker(id);
   }
+  /// What the tokenizer consists of, for writing it to another file. All live as long as the tokenizer.
+  [[nodiscard]] std::span<const token_type> types() const noexcept { return types_; }                     // by id
+  [[nodiscard]] std::span<const merge_table::merge> merges() const noexcept { return merges_.merges(); }  // best first
+  [[nodiscard]] std::span<const added_token> added() const noexcept { return added_; }
   /// Bytes of the longest spelling.
   [[nodiscard]] std::size_t longest_token() const noexcept { return longest_token_; }
 
  private:
-  enum class kind : std::uint8_t { normal, byte, special };
   static constexpr std::string_view space_sign = "▁";
   static constexpr std::size_t max_text = std::size_t{1} << 29;  // three symbols per byte at most, counted with 32 bits
 
+  static constexpr token_id nothing = -1;
+
+  [[nodiscard]] static constexpr std::size_t join_of(char last, char first) noexcept {
+    return std::size_t{static_cast<unsigned char>(last)} << 8 | static_cast<unsigned char>(first);
+  }
+  [[nodiscard]] bool is_marker(token_id id) const noexcept {
+    const token_type type = types_[static_cast<std::size_t>(id)];
+    return type == token_type::control || type == token_type::unknown;
+  }
   void check(token_id id) const {
     if (!tokens_.contains(id))
       throw error(error_code::argument_invalid, "tokenizer: token id " + std::to_string(id) + " is outside the vocabulary of " +
                                                     std::to_string(tokens_.size()) + " tokens");
   }
-  [[nodiscard]] token_id marker(const std::string& source, std::string_view name) const {
-    const auto id = tokens_.find(name);
-    if (!id || !is_special(*id))
-      throw error(error_code::tokenizer_malformed,
-                  source + ": added_tokens has no special token '" + std::string(name) + "', texts start with <bos> and end with <eos>");
+  [[nodiscard]] token_id marker(const std::string& source, std::optional<token_id> named, std::string_view name) const {
+    const auto id = named ? named : tokens_.find(name);
+    if (!id) throw error(error_code::tokenizer_malformed, source + ": the vocabulary has no token " + in_quotes(name));
+    if (!is_special(*id))
+      throw error(error_code::tokenizer_malformed, source + ": token " + std::to_string(*id) + ", " + in_quotes(tokens_.text(*id)) +
+                                                       ", begins or ends texts, but is no special token");
     return *id;
   }
   [[nodiscard]] static std::string escape_spaces(std::string_view text) {
@@ -165,45 +205,54 @@ class tokenizer {
     for (const char c : text) c == ' ' ? escaped.append(space_sign) : escaped.append(1, c);
     return escaped;
   }
-  [[nodiscard]] static bool mixes_newlines(std::string_view text) noexcept {
-    const auto newlines = static_cast<std::size_t>(std::count(text.begin(), text.end(), '\n'));
-    return newlines != 0 && newlines != text.size();
+  /// The token of one character, or nothing. Characters are what a user writes: never a marker.
+  [[nodiscard]] token_id character(std::string_view text) const noexcept {
+    const auto id = tokens_.find(text);
+    return id && !is_marker(*id) ? *id : nothing;
   }
-
-  void encode_plain(std::string_view text, std::vector<token_id>& ids) const {
-    if (!split_newlines_) return encode_run(text, ids);
+  /// Bytes of the character at the front of `text`, 1 for a byte that is none.
+  [[nodiscard]] static std::size_t character_length(std::string_view text) noexcept {
+    return (std::max)(utf8_character_length(text), std::size_t{1});
+  }
+  /// Bytes at the front of `text` up to the first place where no merge can join two characters: a word, as a rule.
+  [[nodiscard]] std::size_t word_length(std::string_view text) const noexcept {
+    std::size_t length = character_length(text);
+    while (length < text.size() && joined_[join_of(text[length - 1], text[length])]) length += character_length(text.substr(length));
+    return length;
+  }
+  /// Appends the ids of `text`, which holds no added token.
+  void encode_plain(std::string_view text, std::vector<token_id>& ids, word_cache& words) const {
     while (!text.empty()) {
-      const std::size_t end = text[0] == '\n' ? text.find_first_not_of('\n') : text.find('\n');
-      encode_run(text.substr(0, end), ids);
-      text.remove_prefix((std::min)(end, text.size()));
+      const std::string_view word = text.substr(0, word_length(text));
+      words.append(word, ids, [&] { encode_word(word, ids); });
+      text.remove_prefix(word.size());
     }
   }
-  void encode_run(std::string_view text, std::vector<token_id>& ids) const {
-    std::vector<token_id> symbols;
-    symbols.reserve(text.size() + 1);
-    while (!text.empty()) {
-      const std::size_t length = utf8_character_length(text);
-      const std::string_view character = text.substr(0, (std::max)(length, std::size_t{1}));
-      const auto id = length != 0 ? tokens_.find(character) : std::nullopt;
-      if (id) {
-        symbols.push_back(*id);
-      } else {
-        for (const char byte : character) symbols.push_back(bytes_[static_cast<unsigned char>(byte)]);
-      }
-      text.remove_prefix(character.size());
+  void encode_word(std::string_view word, std::vector<token_id>& ids) const {
+    const std::size_t begin = ids.size();
+    while (!word.empty()) {
+      const std::string_view text = word.substr(0, character_length(word));
+      const auto first = static_cast<unsigned char>(text[0]);
+      const token_id id = first < ascii_.size() ? ascii_[first] : character(text);
+      if (id != nothing)
+        ids.push_back(id);
+      else
+        for (const char byte : text) ids.push_back(bytes_[static_cast<unsigned char>(byte)]);
+      word.remove_prefix(text.size());
     }
-    merges_.apply(symbols);
-    ids.insert(ids.end(), symbols.begin(), symbols.end());
+    merges_.apply(ids, begin);
   }
 
   vocabulary tokens_;
+  std::vector<token_type> types_;
   merge_table merges_;
-  std::vector<kind> kinds_;
+  std::vector<added_token> added_;
   added_token_finder raw_finder_, normalized_finder_;
   std::array<token_id, 256> bytes_{};  // byte -> its token
+  std::array<token_id, 128> ascii_{};  // character -> its token, or nothing
+  std::bitset<65536> joined_;          // join_of(last byte of a merge's left part, first byte of its right part)
   token_id bos_ = 0, eos_ = 0;
   std::size_t longest_token_ = 0;
-  bool split_newlines_ = true;  // no merge joins a newline with something else: lines can be encoded one by one, which keeps them short
 };
 
 }  // namespace outrider

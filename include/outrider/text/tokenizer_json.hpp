@@ -12,55 +12,55 @@
 
 #include "outrider/core/scalar.hpp"
 #include "outrider/error.hpp"
+#include "outrider/io/json.hpp"
 #include "outrider/text/merge_table.hpp"
+#include "outrider/text/tokenizer_parts.hpp"
 #include "outrider/text/vocabulary.hpp"
 
 namespace outrider {
-
-/// A token that is split out of the text before anything is merged.
-struct added_token {
-  token_id id = 0;
-  bool special = false;     // a marker: found only where the caller allows it, not part of decoded text
-  bool normalized = false;  // searched in the text after " " became "▁", otherwise in the raw text before
-};
-
-/// What a tokenizer is made of, whatever file it came from.
-struct tokenizer_parts {
-  std::string source;  // for error messages
-  vocabulary tokens;
-  merge_table merges;
-  std::vector<added_token> added;
-};
 
 namespace detail {
 
 /// Reads a tokenizer.json from the parser's events. The two big parts, model.vocab and model.merges, go straight into flat arrays (as a
 /// document they would need many times the file); everything else is small and becomes an ordinary document.
-class tokenizer_json_reader {
+class tokenizer_json_reader : public io::detail::json_builder {
  public:
   /// Offsets are 32 bits wide: with this limit on the file no text in it can outgrow them.
   static constexpr std::size_t max_bytes = std::size_t{1} << 30;
 
-  explicit tokenizer_json_reader(const std::string& file) : file_(file) {}
-
-  tokenizer_parts read(std::string_view text) {
+  tokenizer_json_reader(std::string_view text, const std::string& file) : json_builder(text, file) {
     if (text.size() > max_bytes)
       refuse("the file", "has " + std::to_string(text.size()) + " bytes, at most " + std::to_string(max_bytes) + " are allowed");
-    // The parser takes a zero byte between two values for the end of the text.
-    if (text.find('\0') != text.npos) throw error(error_code::file_malformed, file_ + ": not usable JSON: it contains a zero byte");
-    nlohmann::json::sax_parse(text.begin(), text.end(), this);
-    check_document();
-    return build();
   }
 
-  // The events; each returns true to go on.
-  bool null() { return add(nullptr); }
-  bool boolean(bool value) { return add(value); }
-  bool number_integer(std::int64_t value) { return add(value); }
-  bool number_float(double value, const std::string&) { return add(value); }
-  bool binary(nlohmann::json::binary_t&) { return false; }  // not in textual JSON
+  tokenizer_parts read() {
+    const nlohmann::json document = build(*this);
+    check(document);
+    return parts(document);
+  }
+
+  // The events that matter; each returns true to go on.
+  bool null() {
+    refuse_inside("null");
+    return json_builder::null();
+  }
+  bool boolean(bool value) {
+    refuse_inside("boolean");
+    return json_builder::boolean(value);
+  }
+  bool number_integer(std::int64_t value) {
+    refuse_inside("number");
+    return json_builder::number_integer(value);
+  }
+  bool number_float(double value, const std::string& text) {
+    refuse_inside("number");
+    return json_builder::number_float(value, text);
+  }
   bool number_unsigned(std::uint64_t value) {
-    if (inside_ != place::vocab) return add(value);
+    if (inside_ != place::vocab) {
+      refuse_inside("number");
+      return json_builder::number_unsigned(value);
+    }
     if (value > max_bytes) refuse(vocab_key(), "is " + std::to_string(value) + ", more than a file can have tokens");
     entries_.back().id = static_cast<std::uint32_t>(value);
     return true;
@@ -79,25 +79,34 @@ class tokenizer_json_reader {
       add_merge_part(value);
       return true;
     }
-    return add(std::move(value));
+    refuse_inside("string");
+    return json_builder::string(value);
   }
-  bool start_object(std::size_t) {
-    if (!at_model_key("vocab")) return open(nlohmann::json::object());
+  bool start_object(std::size_t size) {
+    if (!at_model_key("vocab")) {
+      refuse_inside("object");
+      json_builder::start_object(size);
+      if (containers().size() == 2 && containers()[0]->is_object() && key_ == "model") model_ = containers()[1];
+      return true;
+    }
     inside_ = place::vocab;
     has_vocab_ = true;
     return true;
   }
   bool end_object() {
     if (inside_ == place::vocab) return leave();
-    return close();
+    return json_builder::end_object();
   }
-  bool start_array(std::size_t) {
+  bool start_array(std::size_t size) {
     if (inside_ == place::merges) {
       inside_ = place::merge_pair;
       pair_parts_ = 0;
       return true;
     }
-    if (!at_model_key("merges")) return open(nlohmann::json::array());
+    if (!at_model_key("merges")) {
+      refuse_inside("array");
+      return json_builder::start_array(size);
+    }
     inside_ = place::merges;
     has_merges_ = true;
     return true;
@@ -109,26 +118,18 @@ class tokenizer_json_reader {
       return true;
     }
     if (inside_ == place::merges) return leave();
-    return close();
+    return json_builder::end_array();
   }
   bool key(std::string& name) {
     if (inside_ == place::vocab) {
       entries_.push_back({append(name), 0});
       return true;
     }
-    const auto [value, is_new] = open_.back()->emplace(name, nullptr);
-    if (!is_new) refuse(in_quotes(name), "is there twice in one object");
-    member_ = &*value;
     key_ = name;
-    return true;
-  }
-  bool parse_error(std::size_t position, const std::string&, const nlohmann::json::exception&) {
-    throw error(error_code::file_malformed, file_ + ": not usable JSON at byte " + std::to_string(position));
+    return json_builder::key(name);
   }
 
  private:
-  static constexpr std::size_t max_depth = 64;
-  static constexpr std::size_t max_values = 1'000'000;  // in the document: released files have some ten thousands
   enum class place { document, vocab, merges, merge_pair };
   struct vocab_entry {
     vocabulary::piece text;
@@ -136,42 +137,15 @@ class tokenizer_json_reader {
   };
 
   [[noreturn]] void refuse(const std::string& key, const std::string& what) const {
-    throw error(error_code::tokenizer_malformed, file_ + ": " + key + " " + what);
+    throw error(error_code::tokenizer_malformed, file() + ": " + key + " " + what);
   }
-
-  // ---- the document
 
   [[nodiscard]] bool at_model_key(std::string_view name) const {
-    return inside_ == place::document && open_.size() == 2 && open_[1] == model_ && key_ == name;
-  }
-  bool add(nlohmann::json value) {
-    refuse_inside(value.type_name());
-    put(std::move(value));
-    return true;
-  }
-  bool open(nlohmann::json container) {
-    refuse_inside(container.type_name());
-    if (open_.size() == max_depth) refuse("the file", "is nested deeper than " + std::to_string(max_depth) + " levels");
-    nlohmann::json* const value = put(std::move(container));
-    if (open_.size() == 1 && open_[0]->is_object() && key_ == "model") model_ = value;
-    open_.push_back(value);
-    return true;
-  }
-  bool close() {
-    open_.pop_back();
-    return true;
+    return inside_ == place::document && containers().size() == 2 && containers()[1] == model_ && key_ == name;
   }
   bool leave() {
     inside_ = place::document;
     return true;
-  }
-  nlohmann::json* put(nlohmann::json value) {
-    if (++values_ > max_values)
-      refuse("the file", "has more than " + std::to_string(max_values) + " values besides model.vocab and model.merges");
-    if (open_.empty()) return &(document_ = std::move(value));
-    if (open_.back()->is_object()) return &(*member_ = std::move(value));
-    open_.back()->push_back(std::move(value));
-    return &open_.back()->back();
   }
 
   // ---- model.vocab and model.merges
@@ -202,22 +176,23 @@ class tokenizer_json_reader {
 
   // ---- after the last event
 
-  void check_document() const {
-    if (!document_.is_object()) refuse("the file", "holds a value of type " + std::string(document_.type_name()) + ", must be an object");
-    if (!model_ || !model_->is_object()) refuse("model", "is missing or not an object");
-    require(*model_, "model.", "type", R"("BPE")");
-    require(*model_, "model.", "byte_fallback", "true");
-    require_if_set(*model_, "model.", "ignore_merges", "false");
-    require_if_set(*model_, "model.", "dropout", "0");
-    require_if_set(*model_, "model.", "continuing_subword_prefix", R"("")");
-    require_if_set(*model_, "model.", "end_of_word_suffix", R"("")");
+  void check(const nlohmann::json& document) const {
+    if (!document.is_object()) refuse("the file", "holds a value of type " + std::string(document.type_name()) + ", must be an object");
+    const auto model = document.find("model");
+    if (model == document.end() || !model->is_object()) refuse("model", "is missing or not an object");
+    require(*model, "model.", "type", R"("BPE")");
+    require(*model, "model.", "byte_fallback", "true");
+    require_if_set(*model, "model.", "ignore_merges", "false");
+    require_if_set(*model, "model.", "dropout", "0");
+    require_if_set(*model, "model.", "continuing_subword_prefix", R"("")");
+    require_if_set(*model, "model.", "end_of_word_suffix", R"("")");
     if (!has_vocab_) refuse("model.vocab", "is missing or not an object");
     if (!has_merges_) refuse("model.merges", "is missing or not an array");
-    require(document_, "", "normalizer", R"({"content":"▁","pattern":{"String":" "},"type":"Replace"})");
+    require(document, "", "normalizer", R"({"content":"▁","pattern":{"String":" "},"type":"Replace"})");
     // After the normaliser no space is left, so this split never happens: it is the only one that changes nothing.
-    require_if_set(document_, "", "pre_tokenizer",
+    require_if_set(document, "", "pre_tokenizer",
                    R"({"behavior":"MergedWithPrevious","invert":false,"pattern":{"String":" "},"type":"Split"})");
-    require(document_, "", "decoder",
+    require(document, "", "decoder",
             R"({"decoders":[{"content":" ","pattern":{"String":"▁"},"type":"Replace"},{"type":"ByteFallback"},{"type":"Fuse"}],)"
             R"("type":"Sequence"})");
   }
@@ -244,10 +219,10 @@ class tokenizer_json_reader {
     return found->get<bool>();
   }
 
-  tokenizer_parts build() {
+  tokenizer_parts parts(const nlohmann::json& document) {
     static const nlohmann::json none = nlohmann::json::array();
-    const auto found = document_.find("added_tokens");
-    const nlohmann::json& list = found == document_.end() || found->is_null() ? none : *found;
+    const auto found = document.find("added_tokens");
+    const nlohmann::json& list = found == document.end() || found->is_null() ? none : *found;
     if (!list.is_array()) refuse("added_tokens", "is of type " + std::string(list.type_name()) + ", must be an array");
 
     // Every id below this bound is in the file at most once, so no array is longer than the file.
@@ -300,9 +275,14 @@ class tokenizer_json_reader {
       pieces.push_back(*by_id[id]);
     }
     by_id = {};
-    vocabulary tokens(file_, std::move(texts_), std::move(pieces));
+    vocabulary tokens(file(), std::move(texts_), std::move(pieces));
+    std::vector<token_type> types(tokens.size(), token_type::normal);
+    for (const added_token& token : added)
+      types[static_cast<std::size_t>(token.id)] = token.special ? token_type::control : token_type::user_defined;
+    for (std::size_t id = 0; id < types.size(); ++id)
+      if (byte_of_name(tokens.text(static_cast<token_id>(id)))) types[id] = token_type::byte;
     merge_table merges(resolve_merges(tokens));
-    return {file_, std::move(tokens), std::move(merges), std::move(added)};
+    return {file(), std::move(tokens), std::move(types), std::move(merges), std::move(added), std::nullopt, std::nullopt};
   }
 
   [[nodiscard]] std::vector<merge_table::merge> resolve_merges(const vocabulary& tokens) const {
@@ -322,14 +302,8 @@ class tokenizer_json_reader {
     return merges;
   }
 
-  const std::string& file_;
-  nlohmann::json document_;
-  std::vector<nlohmann::json*> open_;  // the containers around the next value; none of them moves while the next is inside it
-  nlohmann::json* member_ = nullptr;   // where the value of the last key goes
-  nlohmann::json* model_ = nullptr;
-  std::string key_;         // the last key in the document
-  std::size_t values_ = 0;  // in the document
-
+  const nlohmann::json* model_ = nullptr;  // to know its keys by; moves at the end of the text
+  std::string key_;                        // the last key in the document
   place inside_ = place::document;
   bool has_vocab_ = false, has_merges_ = false;
   std::string texts_;                       // of the tokens, one after the other
@@ -345,7 +319,7 @@ class tokenizer_json_reader {
 /// error_code::file_malformed if it is not JSON, error_code::tokenizer_malformed if it is another kind of tokenizer or contradicts itself.
 /// The post-processor, padding and truncation are not read: the caller says what surrounds a text.
 [[nodiscard]] inline tokenizer_parts parse_tokenizer_json(std::string_view text, const std::string& file) {
-  return detail::tokenizer_json_reader(file).read(text);
+  return detail::tokenizer_json_reader(text, file).read();
 }
 
 }  // namespace outrider

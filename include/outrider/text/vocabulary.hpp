@@ -33,10 +33,12 @@ class vocabulary {
 
   vocabulary() = default;
   /// pieces[id] is the text of token id and lies inside `texts`, which is shorter than 4 GiB.
-  /// error_code::tokenizer_malformed, beginning with `source`, if two ids have the same text.
+  /// error_code::tokenizer_malformed, beginning with `source`, if a text is empty or two ids have the same.
   vocabulary(const std::string& source, std::string texts, std::vector<piece> pieces)
       : texts_(std::move(texts)), pieces_(std::move(pieces)), index_(std::bit_ceil(2 * pieces_.size()), nobody) {
     for (std::size_t id = 0; id < pieces_.size(); ++id) {
+      if (pieces_[id].length == 0)
+        throw error(error_code::tokenizer_malformed, source + ": token " + std::to_string(id) + " is an empty text");
       token_id& slot = index_[slot_of(text_of(id))];
       if (slot != nobody)
         throw error(error_code::tokenizer_malformed, source + ": tokens " + std::to_string(slot) + " and " + std::to_string(id) +
