@@ -29,9 +29,13 @@ void run(const arguments& args) {
   std::optional<gemma4::assistant<Backend>> assistant;
   if (!args.assistant.empty()) assistant.emplace(gemma4::load_assistant<Backend>(args.assistant));
   std::optional<tokenizer> text;
-  const auto file = std::filesystem::path(args.target) / "tokenizer.json";
-  if (!args.id_list || std::filesystem::symlink_status(file).type() != std::filesystem::file_type::not_found) {
-    text.emplace(tokenizer::from_json_file(file));
+  const auto place = gemma4::locate_model(args.target);
+  const bool is_gguf = !std::filesystem::is_directory(place);
+  const auto file = is_gguf ? place : place / "tokenizer.json";
+  const bool has_text = is_gguf ? io::open_gguf(file).find("tokenizer.ggml.tokens") != nullptr
+                                : std::filesystem::symlink_status(file).type() != std::filesystem::file_type::not_found;
+  if (!args.id_list || has_text) {
+    text.emplace(tokenizer::from_file(file));
     if (text->vocab_size() != model.config().vocab_size)
       throw std::runtime_error(file.string() + ": not the tokenizer of this model: " + std::to_string(text->vocab_size()) +
                                " tokens, the model has " + std::to_string(model.config().vocab_size));

@@ -8,6 +8,7 @@
 #include <fstream>
 #include <sstream>
 #include <string>
+#include <string_view>
 
 #include "support/temporary_directory.hpp"
 
@@ -19,11 +20,12 @@ struct outcome {
   std::string out, err;
 };
 
-/// Runs a command line through the shell. `arguments` are the caller's and must be quoted as the shell wants them.
-inline outcome run_program(const std::string& program, const std::string& arguments) {
+/// Runs a command line through the shell, with `input` as its standard input. `arguments` are the caller's and must be quoted as the shell
+/// wants them.
+inline outcome run_program(const std::string& program, const std::string& arguments, std::string_view input = {}) {
   const temporary_directory directory;
-  const auto out = directory.path() / "out", err = directory.path() / "err";
-  const std::string line = "'" + program + "' " + arguments + " >'" + out.string() + "' 2>'" + err.string() + "' </dev/null";
+  const auto in = directory.write("in", input), out = directory.path() / "out", err = directory.path() / "err";
+  const std::string line = "'" + program + "' " + arguments + " >'" + out.string() + "' 2>'" + err.string() + "' <'" + in.string() + "'";
   const int status = std::system(line.c_str());
   const auto text = [](const std::filesystem::path& file) {
     std::ostringstream content;

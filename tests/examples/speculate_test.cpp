@@ -115,6 +115,24 @@ TEST_CASE("a model without tokenizer runs on ids and shows numbers") {
   check_refused(speculate("--target " + golden + "/e2b/target --prompt hello"), 1, "tokenizer.json");
 }
 
+TEST_CASE("GGUF files and directories may be mixed, and bring the tokenizer along") {
+  const std::string options = "--json --max-new-tokens 24 --prompt 'In the beginning God created'";
+  const std::string file = tiny + "/gguf/target-bf16.gguf", drafter = tiny + "/gguf/assistant-bf16.gguf";
+  const auto want = json_of(speculate(options));
+  for (const std::string& pair :
+       {"--target " + file + " --assistant " + drafter, "--target " + file + " --assistant " + tiny + "/assistant",
+        "--target " + tiny + "/target --assistant " + drafter}) {
+    CAPTURE(pair);
+    const auto out = json_of(speculate(options + " " + pair));
+    CHECK(out["tokens"] == want["tokens"]);
+    CHECK(out["text"] == want["text"]);
+    CHECK(out["accepted"] > 0);
+  }
+  check_refused(speculate("--target " + drafter), 1, "a drafter, not a target");
+  check_refused(speculate("--target " + file + " --assistant " + file), 1, "a target, not a drafter");
+  check_refused(speculate("--target " + tiny + "/gguf"), 1, "6 GGUF files");
+}
+
 TEST_CASE("a target without assistant decodes plainly") {
   const auto out = json_of(speculate("--json --max-new-tokens 8 --target " + tiny + "/target"));
   CHECK(out["drafted"] == 0);

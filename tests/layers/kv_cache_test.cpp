@@ -384,6 +384,107 @@ TEST_CASE("a cache of nothing is refused") {
   CHECK(cache_of<float>({}, 4, 10).layer_count() == 0);
 }
 
+namespace {
+
+struct rewinds {
+  std::size_t done = 0, refused = 0, guaranteed = 0;
+};
+
+/// Passes with accepted and rejected rows, and attempts to go back to any earlier length, beside layers that keep everything.
+template <class Kv>
+void go_back_and_forth(std::uint64_t seed, rewinds& met) {
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  const std::size_t length = 400, max_rows = draw(random, 1, 9), max_rewind = draw(random, 0, 1) * draw(random, 0, 20);
+  const std::array<kv_layer_shape, 3> shapes{kv_layer_shape{1, 2, draw(random, 1, 20)}, kv_layer_shape{2, 1, 0},
+                                             kv_layer_shape{1, 1, draw(random, 1, 20)}};
+  cache_of<Kv> cache(shapes, max_rows, length, max_rewind);
+  std::vector<full_length<Kv>> kept;
+  for (const auto& shape : shapes) kept.emplace_back(shape.heads, shape.head_dim);
+  // Keys that are gone, of those that the rows and the drafter behind `positions` see.
+  const auto gone = [&](std::size_t positions) {
+    std::size_t count = 0;
+    for (std::size_t l = 0; l < shapes.size(); ++l)
+      count += kept[l].wrong(cache.layer(l), {positions, shapes[l].window == 0 ? key_window::unlimited : shapes[l].window + 1});
+    return count;
+  };
+
+  std::size_t longest = 0;
+  while (cache.committed() + max_rows < length) {
+    const std::size_t first = cache.committed(), rows = draw(random, 1, max_rows), accepted = draw(random, 1, rows);
+    cache.extend(rows);
+    for (std::size_t l = 0; l < shapes.size(); ++l)
+      for (std::size_t r = 0; r < rows; ++r) kept[l].append(cache.layer(l), random);
+    cache.commit(accepted);
+    longest = (std::max)(longest, first + accepted);
+    for (std::size_t l = 0; l < shapes.size(); ++l) {
+      kept[l].keep(first + accepted);
+      for (std::size_t p = first + accepted; p < first + rows; ++p) kept[l].poison(cache.layer(l), p);
+    }
+    CHECK(gone(cache.committed()) == 0);
+
+    if (draw(random, 0, 3) != 0) continue;
+    const std::size_t committed = cache.committed(), near = (std::min)(committed, draw(random, 0, 40));
+    const std::size_t positions = draw(random, 0, 4) == 0 ? draw(random, 0, committed) : committed - near;
+    CAPTURE(committed);
+    CAPTURE(positions);
+    const bool held = gone(positions) == 0;
+    const bool went = cache.truncate(positions);
+    CHECK(went == held);
+    if (longest - positions <= max_rewind) CHECK(went);
+    CHECK(cache.committed() == (went ? positions : committed));
+    if (positions == 0) longest = 0;
+    if (went)
+      for (auto& layer : kept) layer.keep(positions);
+    met.done += went && positions != committed ? 1 : 0;
+    met.guaranteed += went && positions < longest && longest - positions <= max_rewind ? 1 : 0;
+    met.refused += went ? 0 : 1;
+  }
+}
+
+}  // namespace
+
+TEST_CASE_TEMPLATE("pitfall 51: a cache goes back exactly where all that will be seen is still held", Kv, float, bf16) {
+  rewinds met;
+  for (std::uint64_t seed = 0; seed < 300; ++seed) go_back_and_forth<Kv>(seed, met);
+  CHECK(met.done > 1000);
+  CHECK(met.refused > 1000);
+  CHECK(met.guaranteed > 200);
+}
+
+TEST_CASE("going back to nothing is an empty sequence, going forward is refused") {
+  const std::array<kv_layer_shape, 2> shapes{kv_layer_shape{1, 2, 8}, kv_layer_shape{1, 2, 0}};
+  cache_of<float> cache(shapes, 4, 100);
+  while (cache.committed() < 80) cache.extend(4), cache.commit(4);
+  CHECK_FALSE(cache.truncate(81));
+  CHECK_FALSE(cache.truncate(20));
+  CHECK(cache.committed() == 80);
+  cache.extend(2);
+  CHECK(cache.truncate(80));
+  CHECK(cache.pending() == 0);
+  CHECK(cache.truncate(0));
+  CHECK(cache.committed() == 0);
+  cache.extend(4);
+  cache.commit(4);
+  CHECK(cache.truncate(1));  // the rings are not full yet
+}
+
+TEST_CASE("without sliding layers a cache goes back any distance") {
+  const std::array<kv_layer_shape, 1> shapes{kv_layer_shape{1, 2, 0}};
+  cache_of<float> cache(shapes, 4, 1000);
+  while (cache.committed() < 1000) cache.extend(4), cache.commit(4);
+  CHECK(cache.truncate(999));
+  CHECK(cache.truncate(1));
+}
+
+TEST_CASE("slots for going back are added to every ring, and no more than the sequence needs") {
+  const std::array<kv_layer_shape, 2> shapes{kv_layer_shape{2, 8, 16}, kv_layer_shape{1, 4, any}};
+  cache_of<float> cache(shapes, 4, 100, 30);
+  CHECK(cache.layer(0).ring_rows == 50);
+  CHECK(cache.layer(1).ring_rows == 100);
+  CHECK(cache_of<float>(shapes, 4, 100, any).layer(0).ring_rows == 100);
+}
+
 // ---------------------------------------------------------------- through the ops of a backend
 
 namespace {

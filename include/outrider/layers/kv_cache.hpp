@@ -36,6 +36,10 @@ struct kv_layer_shape {
 /// row never took the place of a key that is seen again. Exactly W slots would not do. After rollback() the next row still finds all it
 /// sees, since R >= W − 1 + r; the drafter finds all but its oldest key if max_rows rows were pending, until the next commit.
 ///
+/// truncate(n) goes back to an earlier length. With E the end of the furthest position ever pending, a ring holds E − R … E − 1, and what
+/// goes on behind n sees n − W − 1 … n − 1 of them: n >= E − R + W + 1 will do. `max_rewind` more slots, R = W + max_rows + max_rewind, make
+/// sure of the last max_rewind committed positions, as at most max_rows − 1 rejected rows lie behind them.
+///
 /// Movable; a view of layer() stays valid until the cache's memory dies, across growth and moves. One thread at a time.
 template <backend_tag B, class Kv>
 class kv_cache {
@@ -47,9 +51,9 @@ class kv_cache {
   static constexpr std::size_t block_rows = 256;  // slots per block of a full layer
 
   /// max_rows: most positions that may be pending at once, max(prompt chunk, max_draft + 1). max_positions: limit of the sequence.
-  /// Rings are allocated here (no longer than max_positions), blocks of full layers by reserve().
+  /// max_rewind: committed positions that truncate() can always take back. Rings are allocated here (no longer than max_positions), blocks of full layers by reserve().
   /// Throws argument_invalid if a count other than `window` is 0, out_of_memory.
-  kv_cache(std::span<const kv_layer_shape> layers, std::size_t max_rows, std::size_t max_positions)
+  kv_cache(std::span<const kv_layer_shape> layers, std::size_t max_rows, std::size_t max_positions, std::size_t max_rewind = 0)
       : max_rows_(max_rows), max_positions_(max_positions) {
     if (max_rows == 0 || max_positions == 0)
       throw error(error_code::argument_invalid, "outrider: a cache of " + std::to_string(max_rows) + " rows a pass and " +
@@ -70,7 +74,9 @@ class kv_cache {
         growth_ = *sum;
         layers_.push_back({table, block_rows, 0, shape.heads, shape.head_dim});
       } else {
-        const std::size_t rows = (std::min)(checked_add(shape.window, max_rows).value_or(max_positions), max_positions);
+        const auto seen = checked_add(shape.window, max_rows), held = seen ? checked_add(*seen, max_rewind) : seen;
+        const std::size_t rows = (std::min)(held.value_or(max_positions), max_positions);
+        windows_.push_back({shape.window, rows});
         table[0] = memory_.emplace_back(elements(shape, rows)).data();
         layers_.push_back({table, rows, rows, shape.heads, shape.head_dim});
       }
@@ -123,6 +129,7 @@ class kv_cache {
                                                     " pending, the cache was made for " + std::to_string(max_rows_) + " a pass");
     reserve(committed_ + pending_ + rows);
     pending_ += rows;
+    furthest_ = (std::max)(furthest_, committed_ + pending_);
   }
 
   /// Keeps the first `rows` pending positions and forgets the others. Throws argument_invalid if fewer are pending.
@@ -138,7 +145,22 @@ class kv_cache {
   void rollback() noexcept { pending_ = 0; }
 
   /// An empty sequence; the memory is kept.
-  void clear() noexcept { committed_ = pending_ = 0; }
+  void clear() noexcept { committed_ = pending_ = furthest_ = 0; }
+
+  /// Goes back to the first `positions` committed positions and forgets the others, and what is pending. True if all that the positions
+  /// behind them and a drafter see is still held: for all of them or none; without sliding layers or while no ring is full; and, after a
+  /// commit, for up to max_rewind of them taken back, counted from the furthest length the sequence ever had. False, and nothing is changed,
+  /// if a ring has lost keys that would be seen again, or if fewer are committed.
+  bool truncate(std::size_t positions) noexcept {
+    if (positions > committed_) return false;
+    if (positions == 0) return clear(), true;
+    for (const ring& r : windows_)
+      if (positions != committed_ && furthest_ > r.rows && positions < furthest_ - r.rows + (std::min)(r.window, positions - 1) + 1)
+        return false;
+    committed_ = positions;
+    pending_ = 0;
+    return true;
+  }
 
   /// Keys and values of a layer, index < layer_count(). Positions at or beyond committed + pending are not to be read.
   [[nodiscard]] view layer(std::size_t index) noexcept { return layers_[index]; }
@@ -158,7 +180,13 @@ class kv_cache {
   }
   [[nodiscard]] Kv** table_of(std::size_t layer) noexcept { return table_.view().row(layer); }
 
+  struct ring {
+    std::size_t window, rows;
+  };
+
   std::size_t max_rows_, max_positions_, committed_ = 0, pending_ = 0;
+  std::size_t furthest_ = 0;   // the end of the last position that was ever pending: later slots of the rings are as they were
+  std::vector<ring> windows_;  // of the sliding layers
   std::size_t growth_ = 0, blocks_held_ = 0;     // elements of one more block in every full layer; such blocks so far
   std::size_t table_rows_ = 0;                   // blocks a full layer has at max_positions
   matrix<Kv*, host_space> table_;                // [layers, table_rows_], never moves in memory: views point into it
