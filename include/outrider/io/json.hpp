@@ -44,6 +44,7 @@ class json_builder {
   static constexpr std::size_t max_values = 2'000'000;  // a value of two bytes takes fifty in memory
 
   json_builder(std::string_view text, const std::string& file) : text_(text), file_(file), reached_(text.data()) {}
+  virtual ~json_builder() = default;
 
   /// The document that `events`, this object or one of a derived class, makes of the text.
   template <class Builder>
@@ -87,6 +88,8 @@ class json_builder {
   [[nodiscard]] const std::string& file() const noexcept { return file_; }
   /// The containers around the next value, outermost first. None of them moves while it is open.
   [[nodiscard]] const std::vector<nlohmann::json*>& containers() const noexcept { return open_; }
+  /// Called before a value becomes part of the document; throws to refuse it.
+  virtual void check_value(const nlohmann::json&) const {}
 
  private:
   [[nodiscard]] std::size_t offset() const noexcept { return static_cast<std::size_t>(reached_ - text_.data()); }
@@ -96,6 +99,7 @@ class json_builder {
 
   /// Puts a value where the document expects the next one, and says where it lies now.
   nlohmann::json* place(nlohmann::json value) {
+    check_value(value);
     if (++values_ > max_values) refuse_text(offset(), "more than " + std::to_string(max_values) + " values");
     if (open_.empty()) return &(document_ = std::move(value));
     if (open_.back()->is_object()) return &(*member_ = std::move(value));

@@ -23,7 +23,7 @@ namespace detail {
 
 /// Reads a tokenizer.json from the parser's events. The two big parts, model.vocab and model.merges, go straight into flat arrays (as a
 /// document they would need many times the file); everything else is small and becomes an ordinary document.
-class tokenizer_json_reader : public io::detail::json_builder {
+class tokenizer_json_reader final : public io::detail::json_builder {
  public:
   /// Offsets are 32 bits wide: with this limit on the file no text in it can outgrow them.
   static constexpr std::size_t max_bytes = std::size_t{1} << 30;
@@ -40,27 +40,8 @@ class tokenizer_json_reader : public io::detail::json_builder {
   }
 
   // The events that matter; each returns true to go on.
-  bool null() {
-    refuse_inside("null");
-    return json_builder::null();
-  }
-  bool boolean(bool value) {
-    refuse_inside("boolean");
-    return json_builder::boolean(value);
-  }
-  bool number_integer(std::int64_t value) {
-    refuse_inside("number");
-    return json_builder::number_integer(value);
-  }
-  bool number_float(double value, const std::string& text) {
-    refuse_inside("number");
-    return json_builder::number_float(value, text);
-  }
   bool number_unsigned(std::uint64_t value) {
-    if (inside_ != place::vocab) {
-      refuse_inside("number");
-      return json_builder::number_unsigned(value);
-    }
+    if (inside_ != place::vocab) return json_builder::number_unsigned(value);
     if (value > max_bytes) refuse(vocab_key(), "is " + std::to_string(value) + ", more than a file can have tokens");
     entries_.back().id = static_cast<std::uint32_t>(value);
     return true;
@@ -79,12 +60,10 @@ class tokenizer_json_reader : public io::detail::json_builder {
       add_merge_part(value);
       return true;
     }
-    refuse_inside("string");
     return json_builder::string(value);
   }
   bool start_object(std::size_t size) {
     if (!at_model_key("vocab")) {
-      refuse_inside("object");
       json_builder::start_object(size);
       if (containers().size() == 2 && containers()[0]->is_object() && key_ == "model") model_ = containers()[1];
       return true;
@@ -103,10 +82,7 @@ class tokenizer_json_reader : public io::detail::json_builder {
       pair_parts_ = 0;
       return true;
     }
-    if (!at_model_key("merges")) {
-      refuse_inside("array");
-      return json_builder::start_array(size);
-    }
+    if (!at_model_key("merges")) return json_builder::start_array(size);
     inside_ = place::merges;
     has_merges_ = true;
     return true;
@@ -150,10 +126,11 @@ class tokenizer_json_reader : public io::detail::json_builder {
 
   // ---- model.vocab and model.merges
 
-  void refuse_inside(const char* type) const {
-    if (inside_ == place::vocab) refuse(vocab_key(), "is of type " + std::string(type) + ", must be a token id (0 or more)");
-    if (inside_ == place::merges) refuse(merge_key(), "is of type " + std::string(type) + ", must be a string or an array of two strings");
-    if (inside_ == place::merge_pair) refuse(merge_key(), "contains a value of type " + std::string(type) + ", must be two strings");
+  void check_value(const nlohmann::json& value) const override {
+    const std::string type = value.type_name();
+    if (inside_ == place::vocab) refuse(vocab_key(), "is of type " + type + ", must be a token id (0 or more)");
+    if (inside_ == place::merges) refuse(merge_key(), "is of type " + type + ", must be a string or an array of two strings");
+    if (inside_ == place::merge_pair) refuse(merge_key(), "contains a value of type " + type + ", must be two strings");
   }
   [[nodiscard]] std::string vocab_key() const { return "model.vocab[" + in_quotes(text_of(entries_.back().text)) + "]"; }
   [[nodiscard]] std::string merge_key() const {
