@@ -152,10 +152,10 @@ TEST_CASE("an interrupted run ends with a sentence and leaves nothing behind") {
                            "/x.gguf --type q6_k & pid=\\$!; "
                            "until ls -l /proc/\\$pid/fd 2>/dev/null | grep -q '" +
                            at + "/'; do kill -0 \\$pid || exit 99; done; ";
-  for (const auto& [name, code] : {std::pair("INT", 130), std::pair("TERM", 143)}) {
-    const outcome run = shell("set -m; " + wait + "kill -" + name + " \\$pid; wait \\$pid");
-    CAPTURE(name);
-    CHECK(run.code == code);
+  for (const auto& signal : {std::pair("INT", 130), std::pair("TERM", 143)}) {
+    const outcome run = shell("set -m; " + wait + "kill -" + signal.first + " \\$pid; wait \\$pid");
+    CAPTURE(signal.first);
+    CHECK(run.code == signal.second);
     CHECK(mentions(run.err, "interrupted"));
     CHECK(std::distance(fs::directory_iterator(directory.path()), fs::directory_iterator()) == 1);
   }

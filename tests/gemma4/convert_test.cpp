@@ -80,9 +80,9 @@ void check_same(const io::gguf_file& file, const io::gguf_file& expected) {
 }
 void check_same(const io::tensor_set& set, const io::tensor_set& expected) {
   CHECK(set.size() == expected.size());
-  for (const auto& [name, want] : expected) {
-    CAPTURE(name);
-    const io::tensor& t = set.at(name);
+  for (const auto& entry : expected) {
+    const io::tensor &want = entry.second, &t = set.at(want.name);
+    CAPTURE(want.name);
     CHECK(t.type == want.type);
     CHECK(t.shape == want.shape);
     CHECK(std::equal(t.bytes.begin(), t.bytes.end(), want.bytes.begin(), want.bytes.end()));

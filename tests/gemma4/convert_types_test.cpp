@@ -57,13 +57,13 @@ std::vector<std::size_t> layers_with(const std::vector<io::tensor_plan>& tensors
 }  // namespace
 
 TEST_CASE("recipes have the names and file types of llama.cpp") {
-  for (const auto& [name, number] :
+  for (const auto& known :
        {std::pair("f32", 0u), std::pair("f16", 1u), std::pair("q4_0", 2u), std::pair("q4_1", 3u), std::pair("q8_0", 7u),
         std::pair("q5_0", 8u), std::pair("q5_1", 9u), std::pair("q4_k_s", 14u), std::pair("q4_k_m", 15u), std::pair("q5_k_s", 16u),
         std::pair("q5_k_m", 17u), std::pair("q6_k", 18u), std::pair("bf16", 32u), std::pair("mxfp4_moe", 38u)}) {
-    CAPTURE(name);
-    REQUIRE(recipe_named(name));
-    CHECK(recipe_named(name)->file_type == number);
+    CAPTURE(known.first);
+    REQUIRE(recipe_named(known.first));
+    CHECK(recipe_named(known.first)->file_type == known.second);
   }
   CHECK(recipe_named("q4_k")->file_type == 15);
   CHECK(recipe_named("mxfp4")->file_type == 38);
