@@ -114,7 +114,7 @@ inline std::string text_of(const contents& file, std::string_view of, std::strin
     name = gemma4::architecture_of(*file.gguf);
     assistant = gemma4::is_assistant(*file.gguf);
     ours = assistant || name == gemma4::target_architecture;
-    if (const auto scheme = gemma4::scheme_of(*file.gguf)) model.names = static_cast<char>(gemma4::letter_of(*scheme) - 'a' + 'A');
+    if (const auto scheme = gemma4::scheme_of(*file.gguf)) model.names = gemma4::letter_of(*scheme);
   } else {
     name = detail::text_of(file, "config.json", "model_type");
     assistant = name.ends_with("assistant");

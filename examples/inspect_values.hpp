@@ -12,9 +12,11 @@
 #include <string>
 #include <vector>
 
+#include "outrider/backend/concepts.hpp"
 #include "outrider/core/blocks.hpp"
 #include "outrider/core/dequantize.hpp"
 #include "outrider/core/scalar.hpp"
+#include "outrider/io/dtype_of.hpp"
 #include "outrider/io/tensors.hpp"
 
 namespace inspect {
@@ -33,51 +35,14 @@ struct value_survey {
 
 namespace detail {
 
-template <class W>
-struct format {};
-
-/// Calls visit(format<W>{}) for the C++ type of a format of real numbers this library can read; returns whether it is one.
+/// Calls visit.operator()<W>() for the C++ type W of a format of real numbers this library can read, if it is one.
 template <class Visit>
-bool with_format(io::dtype type, const Visit& visit) {
-  using io::dtype;
-  switch (type) {
-    case dtype::f64:
-      return visit(format<double>{}), true;
-    case dtype::f32:
-      return visit(format<float>{}), true;
-    case dtype::f16:
-      return visit(format<outrider::f16>{}), true;
-    case dtype::bf16:
-      return visit(format<outrider::bf16>{}), true;
-    case dtype::q4_0:
-      return visit(format<outrider::q4_0>{}), true;
-    case dtype::q4_1:
-      return visit(format<outrider::q4_1>{}), true;
-    case dtype::q5_0:
-      return visit(format<outrider::q5_0>{}), true;
-    case dtype::q5_1:
-      return visit(format<outrider::q5_1>{}), true;
-    case dtype::q8_0:
-      return visit(format<outrider::q8_0>{}), true;
-    case dtype::q2_k:
-      return visit(format<outrider::q2_k>{}), true;
-    case dtype::q3_k:
-      return visit(format<outrider::q3_k>{}), true;
-    case dtype::q4_k:
-      return visit(format<outrider::q4_k>{}), true;
-    case dtype::q5_k:
-      return visit(format<outrider::q5_k>{}), true;
-    case dtype::q6_k:
-      return visit(format<outrider::q6_k>{}), true;
-    case dtype::iq4_nl:
-      return visit(format<outrider::iq4_nl>{}), true;
-    case dtype::iq4_xs:
-      return visit(format<outrider::iq4_xs>{}), true;
-    case dtype::mxfp4:
-      return visit(format<outrider::mxfp4>{}), true;
-    default:
-      return false;
-  }
+void with_format(io::dtype type, const Visit& visit) {
+  if (type == io::dtype::f64) visit.template operator()<double>();
+  const auto visit_if_it_is = [&]<class W>() {
+    if (type == io::dtype_of<W>) visit.template operator()<W>();
+  };
+  [&]<class... W>(outrider::type_list<W...>) { (visit_if_it_is.template operator()<W>(), ...); }(outrider::weight_types{});
 }
 
 /// Reads `count` objects of a row, which may lie at any address, as floats.
@@ -127,7 +92,7 @@ value_survey survey_as(const io::tensor& t) {
 /// Reads every number of a tensor; nothing if its format is none of real numbers, or one that this library does not read.
 [[nodiscard]] inline std::optional<value_survey> survey(const io::tensor& t) {
   std::optional<value_survey> result;
-  detail::with_format(t.type, [&]<class W>(detail::format<W>) { result = detail::survey_as<W>(t); });
+  detail::with_format(t.type, [&]<class W>() { result = detail::survey_as<W>(t); });
   return result;
 }
 

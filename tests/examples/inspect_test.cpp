@@ -534,6 +534,13 @@ TEST_CASE("--check finds bytes behind the data, and notes padding that is not ze
   CHECK(contains(check["notes"][0], "padding"));
 }
 
+TEST_CASE("--check takes a file without tensors, whose data would begin behind its end") {
+  const temporary_directory directory;
+  const fs::path file = directory.path() / "empty.gguf";
+  gguf_builder().write(file);
+  check_finds(file, {"general.architecture is missing"});
+}
+
 TEST_CASE("a truncated file is one sentence") {
   const temporary_directory directory;
   for (const std::string name : {"gguf/target-q8_0.gguf", "target/model.safetensors"}) {

@@ -222,7 +222,8 @@ TEST_CASE("malformed numbers of a model are refused: zero heads, heads that KV h
   CHECK(mentions(refused_value("attention.shared_kv_layers", u32{9}), "leaves no full layer"));
   CHECK(mentions(refused_value("final_logit_softcapping", 0.0f), "is 0.0"));
   CHECK(mentions(refused_value("attention.layer_norm_rms_epsilon", 0.0f), "is 0.0"));
-  CHECK(mentions(refused_value("attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN()), "from 1e-30 to 1"));
+  CHECK(mentions(refused_value("attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN()), "is nan", "from 1e-30 to 1"));
+  CHECK(mentions(refused_value("rope.freq_base", -std::numeric_limits<float>::infinity()), "is -inf"));
   CHECK(mentions(refused_value("attention.key_length", u32{15}), "an even number"));
   CHECK(mentions(refused_value("attention.key_length", u32{0}), "is 0"));
   CHECK(mentions(refused_value("attention.value_length", u32{8}), "is 8", "allowed: 16"));
@@ -239,6 +240,7 @@ TEST_CASE("malformed numbers of a model are refused: zero heads, heads that KV h
 TEST_CASE("values of another type are refused, numbers of another width are not") {
   CHECK(mentions(refused_value("block_count", std::string("10")), "\"10\""));
   CHECK(mentions(refused_value("block_count", 10.0f), "is 10.0"));
+  CHECK(refused_value("block_count", std::string(1000, 'x')).size() < 300);  // a file's text is not repeated whole
   CHECK(mentions(refused_value("block_count", std::int32_t{-10}), "is -10"));
   CHECK(mentions(refused_value("attention.sliding_window_pattern", u32{5}), "is 5", "an array of booleans"));
   CHECK(mentions(refused_value("attention.layer_norm_rms_epsilon", true), "is true"));
@@ -258,7 +260,33 @@ TEST_CASE("an array per layer has exactly one entry for each") {
   CHECK(mentions(refused(pattern, [&](gguf_model& m) { m.set_array(pattern, std::vector<bool>(9, false)); }), "an array of 9"));
   const std::string widths = "gemma4.feed_forward_length";
   CHECK(mentions(refused(widths, [&](gguf_model& m) { m.set_array(widths, std::vector<std::int32_t>(10, -1)); }), "an array with -1"));
-  CHECK(mentions(refused(widths, [&](gguf_model& m) { m.set_array(widths, std::vector<float>(10, 1)); }), "an array of 10"));
+  CHECK(mentions(refused(widths, [&](gguf_model& m) { m.set_array(widths, std::vector<float>(10, 1)); }), "an array of 10 FLOAT32"));
+}
+
+TEST_CASE("scaled rotations and attention to later tokens, which no Gemma 4 has, are refused, not ignored") {
+  const std::string type = "gemma4.rope.scaling.type", factor = "gemma4.rope.scaling.factor", causal = "gemma4.attention.causal";
+  constexpr error_code code = error_code::model_unsupported;
+  CHECK(mentions(refused_value("rope.scaling.type", std::string("yarn"), code), "\"yarn\"", "\"linear\""));
+  CHECK(mentions(refused_value("rope.scaling.factor", 4.0f, code), "is 4.0", "allowed: 1"));
+  CHECK(mentions(refused_value("attention.causal", false, code), "is false"));
+  const auto accepted = [](const edit& change) { CHECK_NOTHROW(static_cast<void>(target_after(change))); };
+  accepted([&](gguf_model& m) { m.set<std::string>(type, "linear"), m.set(factor, 1.0f), m.set(causal, true); });
+  accepted([&](gguf_model& m) { m.set<std::string>(type, "none"), m.set(factor, 4.0f); });
+}
+
+TEST_CASE("rows are counted whatever extents of 1 are around a matrix") {
+  const auto extend = [](gguf_tensor& t) { t.shape.insert(t.shape.begin(), 4 - t.shape.size(), 1); };
+  const text_config read = target_after([&](gguf_model& m) {
+    for (const char* name : {"token_embd.weight", "per_layer_token_embd.weight"}) extend(m.tensor(name));
+    m.erase(m.key("vocab_size"));
+  });
+  CHECK(read.vocab_size == 128);
+  CHECK(read.ple_vocab_size == target_after([](auto&) {}).ple_vocab_size);
+  const assistant_config assistant = assistant_after([&](gguf_model& m) {
+    extend(m.tensor("masked_embd_centroids.weight"));
+    m.erase(m.key("masked_embedding.centroid_count"));
+  });
+  CHECK(assistant.centroids == 16);
 }
 
 TEST_CASE("pitfall 18: a target whose last layer slides is refused") {

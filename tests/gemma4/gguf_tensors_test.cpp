@@ -188,7 +188,18 @@ TEST_CASE("extents of 1 may be more or fewer than usual") {
                  auto& shape = m.tensor(name).shape;
                  shape.insert(shape.begin(), 4 - shape.size(), 1);
                };
-               for (const char* name : {"blk.0.attn_norm.weight", "blk.0.layer_output_scale.weight", "blk.1.attn_q.weight"}) extend(name);
+               for (const char* name : {"blk.0.attn_norm.weight", "blk.0.layer_output_scale.weight", "blk.1.attn_q.weight",
+                                        "token_embd.weight", "per_layer_token_embd.weight"})
+                 extend(name);
+             }),
+             io::load_safetensors(golden / "e2b" / "target"));
+  // The height of a fused projection says whether full layers have values of their own: layer 5 is one.
+  check_same(target_set_after([](gguf_model& m) {
+               for (std::size_t i = 0; i < 10; ++i) {
+                 const std::string name = "blk." + std::to_string(i) + ".attn_qkv.weight";
+                 fuse(m, i);
+                 m.tensor(name).shape.insert(m.tensor(name).shape.begin(), 1);
+               }
              }),
              io::load_safetensors(golden / "e2b" / "target"));
   // Writers that drop outer extents of 1 leave a matrix of one row as a vector.

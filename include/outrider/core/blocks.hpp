@@ -89,7 +89,6 @@ inline constexpr std::size_t elements_of<W> = W::elements;
 
 /// Formats of several weights per stored object.
 template <class W>
-concept block_format = elements_of<W> >
-1;
+concept block_format = (elements_of<W> > 1);
 
 }  // namespace outrider

@@ -30,11 +30,11 @@ OUTRIDER_HD constexpr float half_power(std::uint8_t e) noexcept {
   return std::bit_cast<float>(e < 2 ? std::uint32_t{0x00200000} << e : (e - std::uint32_t{1}) << 23);
 }
 
-struct scale_and_min {
-  int scale, min;
+struct scale_and_minimum {
+  int scale, minimum;
 };
 /// The 6-bit integers of the 32 weights b of a Q4_K or Q5_K: eight pairs in 12 bytes.
-OUTRIDER_HD constexpr scale_and_min scales_of(const std::uint8_t (&s)[12], std::size_t b) noexcept {
+OUTRIDER_HD constexpr scale_and_minimum scales_of(const std::uint8_t (&s)[12], std::size_t b) noexcept {
   if (b < 4) return {s[b] & 63, s[b + 4] & 63};
   return {low_nibble(s[b + 4]) + 16 * (s[b - 4] >> 6), high_nibble(s[b + 4]) + 16 * (s[b] >> 6)};
 }
@@ -131,10 +131,10 @@ OUTRIDER_HD constexpr void dequantize(const q4_k& block, float* out) noexcept {
   const float d = to_float(block.d), dmin = to_float(block.dmin);
   for (std::size_t i = 0; i < 256; ++i) {
     const std::size_t b = i / 32, l = i % 32;
-    const auto [scale, min] = detail::scales_of(block.scales, b);
+    const auto [scale, minimum] = detail::scales_of(block.scales, b);
     const std::uint8_t byte = block.qs[32 * (b / 2) + l];
     const int q = b % 2 ? detail::high_nibble(byte) : detail::low_nibble(byte);
-    out[i] = d * to_float(scale) * to_float(q) - dmin * to_float(min);
+    out[i] = d * to_float(scale) * to_float(q) - dmin * to_float(minimum);
   }
 }
 
@@ -142,10 +142,10 @@ OUTRIDER_HD constexpr void dequantize(const q5_k& block, float* out) noexcept {
   const float d = to_float(block.d), dmin = to_float(block.dmin);
   for (std::size_t i = 0; i < 256; ++i) {
     const std::size_t b = i / 32, l = i % 32;
-    const auto [scale, min] = detail::scales_of(block.scales, b);
+    const auto [scale, minimum] = detail::scales_of(block.scales, b);
     const std::uint8_t byte = block.qs[32 * (b / 2) + l];
     const int q = (b % 2 ? detail::high_nibble(byte) : detail::low_nibble(byte)) + 16 * detail::bit(block.qh[l], b);
-    out[i] = d * to_float(scale) * to_float(q) - dmin * to_float(min);
+    out[i] = d * to_float(scale) * to_float(q) - dmin * to_float(minimum);
   }
 }
 

@@ -19,11 +19,16 @@ namespace detail {
 
 /// a · b, rounded to float. Where a sum follows, the bytes of a block depend on both roundings, but compilers make one fused operation of a
 /// plain a * b + c, with a single rounding: GCC by default, across statements, even behind a narrowing from double or a
-/// __builtin_assoc_barrier. So the product, exact in double, is rounded to the 24 bits of a float, ties to even, as an integer.
+/// __builtin_assoc_barrier. So the product, exact in double, is rounded to the 24 bits of a float, ties to even, as an integer; the plain
+/// one is the same, and faster, where the target has no fused operation.
 inline float product(float a, float b) noexcept {
+#if defined(__x86_64__) && !defined(__FMA__) && !defined(__FMA4__)
+  return a * b;
+#else
   const auto exact = std::bit_cast<std::uint64_t>(double{a} * double{b});
   const std::uint64_t rounded = (exact + 0x0fffffffu + (exact >> 29 & 1u)) & ~std::uint64_t{0x1fffffff};
   return static_cast<float>(std::bit_cast<double>(rounded));
+#endif
 }
 
 /// v inside [lo, hi]; lo for a NaN.
@@ -82,8 +87,10 @@ inline bool quantize(const float* x, q8_0& out) noexcept {
   const detail::block_input<32> in(x);
   const float d = std::fabs(in.peak()) / 127, id = detail::reciprocal(d);
   out.d = f16(d);
-  for (std::size_t j = 0; j < 32; ++j)  // half away from zero
-    out.qs[j] = static_cast<std::int8_t>(std::round(detail::clamped(detail::product(in.x[j], id), -127, 127)));
+  for (std::size_t j = 0; j < 32; ++j) {
+    const double v = detail::clamped(detail::product(in.x[j], id), -127, 127);
+    out.qs[j] = static_cast<std::int8_t>(v + (v < 0 ? -0.5 : 0.5));  // half away from zero: in double the sum is exact
+  }
   return in.finite && detail::finite(out.d);
 }
 
@@ -253,6 +260,11 @@ inline float fit_symmetric(const float* x, std::uint8_t* l) noexcept {
   std::fill(l, l + n, std::uint8_t{0});
   if (largest < 1e-15f) return 0;
 
+  std::array<float, n> w, wx;
+  for (std::size_t i = 0; i < n; ++i) {
+    w[i] = product(x[i], x[i]);
+    wx[i] = product(w[i], x[i]);
+  }
   float scale = 0, best = 0;
   std::array<int, n> tried;
   for (const int step : {0, -9, -8, -7, -6, -5, -4, -3, -2, -1, 1, 2, 3, 4, 5, 6, 7, 8, 9}) {
@@ -260,9 +272,9 @@ inline float fit_symmetric(const float* x, std::uint8_t* l) noexcept {
     float sum_xl = 0, sum_ll = 0;
     for (std::size_t i = 0; i < n; ++i) {
       tried[i] = nearest(product(inverse, x[i]), -32, 31);
-      const float w = product(x[i], x[i]), value = static_cast<float>(tried[i]);
-      sum_xl += product(product(w, x[i]), value);
-      sum_ll += product(product(w, value), value);
+      const auto value = static_cast<float>(tried[i]);
+      sum_xl += product(wx[i], value);
+      sum_ll += product(product(w[i], value), value);
     }
     if (step != 0 && !(sum_ll > 0 && product(sum_xl, sum_xl) > product(best, sum_ll))) continue;
     for (std::size_t i = 0; i < n; ++i) l[i] = static_cast<std::uint8_t>(tried[i] + 32);

@@ -123,8 +123,10 @@ class config_object {
     throw error(code, file_ + ": " + path_ + key + " is " + found + "; allowed: " + allowed);
   }
 
-  /// Text from a file, quoted for a message: short and without control characters.
-  [[nodiscard]] static std::string quote(const std::string& text) { return describe(nlohmann::json(text)); }
+  /// Text from a file, quoted for a message: short and without control characters, however long the text.
+  [[nodiscard]] static std::string quote(std::string_view text) {
+    return shortened(nlohmann::json(std::string(text.substr(0, longest))));  // which is too long by its quotes if anything was cut off
+  }
 
  private:
   config_object(const nlohmann::json& object, std::string file, std::string path)
@@ -145,10 +147,14 @@ class config_object {
   [[nodiscard]] static std::string describe(const nlohmann::json& value) {
     if (value.is_object()) return "an object";
     if (value.is_array()) return "a list";
-    constexpr std::size_t longest = 60;
-    const std::string json = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);  // ASCII only: may be cut anywhere
+    return value.is_string() ? quote(value.get_ref<const std::string&>()) : shortened(value);
+  }
+  [[nodiscard]] static std::string shortened(const nlohmann::json& scalar) {
+    const std::string json = scalar.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);  // ASCII only: may be cut anywhere
     return json.size() <= longest ? json : json.substr(0, longest) + "…";
   }
+
+  static constexpr std::size_t longest = 60;  // characters of a value in a message
 
   const nlohmann::json& object_;
   std::string file_, path_;  // path_ ends in a dot unless it is empty

@@ -111,7 +111,7 @@ inline void read_rope_factors(const io::tensor& t, std::size_t head_dim, rope_pa
   while (live < half && factors[live] == factors[0] && factors[live] > 1e-30f && factors[live] < stopped) ++live;
   for (std::size_t i = live; i < half; ++i)
     if (factors[i] != stopped)
-      throw error(error_code::model_unsupported, subject + " has the factor " + nlohmann::json(factors[i]).dump() + " at pair " +
+      throw error(error_code::model_unsupported, subject + " has the factor " + decimal(double{factors[i]}) + " at pair " +
                                                      std::to_string(i) +
                                                      "; allowed: equal factors from 1e-30 to 1e30 followed by factors of 1e30");
   rope.factor = live == 0 ? 1 : double{factors[0]};
@@ -149,8 +149,8 @@ inline bool reads_k_as_v(const io::gguf_file& file, const text_config& t) {
     const auto name = split_layer(tensor.name, "blk.");
     if (!name || name->layer >= t.layer_count()) continue;
     const auto [head_dim, kv_heads, rope] = t.shape_of(name->layer);
-    const bool fused = name->rest == "attn_qkv.weight" && tensor.shape.size() == 2;
-    if (name->rest == "attn_v.weight" || (fused && tensor.shape[0] == (t.heads + 2 * kv_heads) * head_dim)) has_v[name->layer] = true;
+    const bool fused = name->rest == "attn_qkv.weight" && rows_of(tensor) == (t.heads + 2 * kv_heads) * head_dim;
+    if (fused || name->rest == "attn_v.weight") has_v[name->layer] = true;
   }
   const std::size_t last = t.donor(attention_kind::full);
   for (std::size_t i = 0; i < last && last < t.layer_count(); ++i)
@@ -167,7 +167,7 @@ inline void read_ple(const gguf_object& c, const io::gguf_file& file, text_confi
   if (t.ple_width == 0) return;
   const io::tensor* const rows = find_tensor(file, table);
   if (!rows) throw error(error_code::tensor_missing, file.source + ": tensor '" + table + "' is missing");
-  t.ple_vocab_size = rows->shape.size() == 2 ? rows->shape[0] : 0;
+  t.ple_vocab_size = rows_of(*rows);
   if (t.ple_vocab_size < t.vocab_size || t.ple_vocab_size > most_tokens)
     throw error(error_code::tensor_mismatch, rows->file + ": tensor '" + rows->name + "' has " + std::to_string(t.ple_vocab_size) +
                                                  " rows, allowed are " + std::to_string(t.vocab_size) + " to " +
@@ -191,7 +191,7 @@ inline std::size_t read_vocab_size(const gguf_object& c, const io::gguf_file& fi
     return tokens->count;
   }
   const io::tensor* const table = find_tensor(file, "token_embd.weight");
-  return c.integer("vocab_size", {1, most_tokens}, table && table->shape.size() == 2 ? std::optional(table->shape[0]) : std::nullopt);
+  return c.integer("vocab_size", {1, most_tokens}, table ? std::optional(rows_of(*table)) : std::nullopt);
 }
 
 /// Ends of text. A GGUF file names one or two, while Gemma's generation config has three: <eos>, <turn|> and <|tool_response>. So all of
@@ -228,7 +228,18 @@ inline std::vector<token_id> read_suppressed(const io::gguf_file& file, std::siz
   return suppress;
 }
 
+/// No Gemma 4 has these, but a file that says so would not write what its maker meant.
+inline void refuse_variants(const gguf_object& c) {
+  constexpr const char *scaling = "rope.scaling.type", *factor = "rope.scaling.factor", *causal = "attention.causal";
+  constexpr const char* types = "\"none\" or \"linear\"";
+  const std::string type = c.has(scaling) ? c.text(scaling, types) : "linear";
+  if (type != "none" && type != "linear") c.refuse(scaling, types, error_code::model_unsupported);
+  if (type == "linear" && c.number(factor, 0, 1e30, 1) != 1) c.refuse(factor, "1", error_code::model_unsupported);
+  if (!c.boolean(causal, true)) c.refuse(causal, "true", error_code::model_unsupported);
+}
+
 inline text_config read_text(const io::gguf_file& file, const gguf_object& c, bool assistant) {
+  refuse_variants(c);
   text_config t;
   t.vocab_size = read_vocab_size(c, file);
   t.hidden_size = c.integer("embedding_length", {1, most_width});
@@ -293,8 +304,8 @@ inline constexpr const char* assistant_architecture_names =
   a.text = detail::read_text(file, c, true);
   const scheme_names &names = names_of(*scheme), &usual = names_of(assistant_scheme::g);
   a.backbone_hidden_size = c.integer(names.target_width, {1, detail::most_width});
-  const io::tensor *const clusters = find_internal(file, "masked_embedding.centroids.weight"), *const ordering = find_internal(
-                                                                                                   file, "masked_embedding.token_ordering");
+  const io::tensor* const clusters = find_internal(file, "masked_embedding.centroids.weight");
+  const io::tensor* const ordering = find_internal(file, "masked_embedding.token_ordering");
   // A dense head drafts nearly the same tokens, so a file whose converter dropped the tensors is as good with one, whatever its flag says.
   a.centroid_head = (clusters || ordering) && (names.ordered.empty() || c.boolean(names.ordered, true));
   if (!a.centroid_head) return a;
@@ -302,8 +313,7 @@ inline constexpr const char* assistant_architecture_names =
   const std::string_view count_key = present(names.centroids, usual.centroids), top_k_key = present(names.top_k, usual.top_k);
   if (!clusters)
     throw error(error_code::tensor_missing, file.source + ": the tensor of centroids is missing beside '" + ordering->name + "'");
-  const std::size_t rows = clusters->shape.size() == 2 ? clusters->shape[0] : 0;
-  a.centroids = c.integer(count_key, {1, detail::most_tokens}, rows);
+  a.centroids = c.integer(count_key, {1, detail::most_tokens}, rows_of(*clusters));
   if (a.text.vocab_size % a.centroids != 0)
     c.refuse(count_key, std::to_string(a.centroids), "a divisor of the vocabulary size, which is " + std::to_string(a.text.vocab_size));
   a.centroid_top_k = c.integer(top_k_key, {1, a.centroids}, (std::min)(std::size_t{32}, a.centroids));

@@ -117,8 +117,8 @@ static_assert([] {
     if (static_cast<std::size_t>(assistant_schemes[i].scheme) != i) return false;
   return assistant_schemes.back().scheme == assistant_scheme::g;
 }());
-/// "a" … "g".
-[[nodiscard]] constexpr char letter_of(assistant_scheme scheme) noexcept { return static_cast<char>('a' + static_cast<int>(scheme)); }
+/// 'A' … 'G', as people call them.
+[[nodiscard]] constexpr char letter_of(assistant_scheme scheme) noexcept { return static_cast<char>('A' + static_cast<int>(scheme)); }
 
 namespace detail {
 
@@ -223,6 +223,13 @@ struct known_tensor {
   if (std::find(assistant_architectures.begin(), assistant_architectures.end(), architecture) != assistant_architectures.end()) return true;
   return architecture == target_architecture &&
          (file.find(assistant_type_key) || file.find("gemma4." + std::string(names_of(assistant_scheme::f).target_width)));
+}
+
+/// The rows of a matrix. Outer extents of 1 are as good as none.
+[[nodiscard]] inline std::size_t rows_of(const io::tensor& t) noexcept {
+  std::size_t rows = t.shape.empty() ? 0 : 1;
+  for (std::size_t i = 0; i + 1 < t.shape.size(); ++i) rows *= t.shape[i];  // the reader made sure that the product fits
+  return rows;
 }
 
 /// The tensor of that name in the file, or null.

@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -16,6 +17,13 @@
 #include "outrider/io/gguf.hpp"
 
 namespace outrider::gemma4::detail {
+
+/// The shortest decimal; JSON has no text for what is not finite.
+inline std::string decimal(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value < 0 ? "-inf" : "inf";
+  return nlohmann::json(value).dump();
+}
 
 /// The pairs of a GGUF file under one prefix, read as strictly as config_object reads JSON, with sentences of the same form: file, key, what
 /// was found, what is allowed. Whole numbers may be of any integer type, real ones of any number type. Borrows the file. All members throw
@@ -67,8 +75,7 @@ class gguf_object {
     const io::gguf_value* const value = find(key);
     if (!value && fallback) return *fallback;
     const auto number = value ? value->number() : std::nullopt;
-    if (!number || !(*number >= least && *number <= most))
-      refuse(key, "a number from " + nlohmann::json(least).dump() + " to " + nlohmann::json(most).dump());
+    if (!number || !(*number >= least && *number <= most)) refuse(key, "a number from " + decimal(least) + " to " + decimal(most));
     return *number;
   }
 
@@ -116,12 +123,12 @@ class gguf_object {
       refuse(key, "an array of " + std::to_string(value.count), "one entry per layer, " + std::to_string(count) + " of them");
   }
   static std::string describe(const io::gguf_value& value) {
-    if (value.is_array) return "an array of " + std::to_string(value.count);
-    if (const auto text = value.text()) return config_object::quote(std::string(*text));
+    if (value.is_array) return "an array of " + std::to_string(value.count) + " " + std::string(io::name_of(value.type));
+    if (const auto text = value.text()) return config_object::quote(*text);
     if (const auto flag = value.boolean()) return *flag ? "true" : "false";
     if (const auto whole = value.integer()) return std::to_string(*whole);
     const auto number = value.number();
-    return number ? nlohmann::json(*number).dump() : "a number too large";
+    return number ? decimal(*number) : "a number too large";
   }
 
   const io::gguf_file* file_;

@@ -137,7 +137,7 @@ HWY_INLINE void unpack_block(const q4_k& block, float* out) {
   const float d = to_float(block.d), dmin = to_float(block.dmin);
   for (std::size_t b = 0; b < 8; ++b) {
     const auto s = detail::scales_of(block.scales, b);
-    const float scale = d * to_float(s.scale), offset = -(dmin * to_float(s.min));
+    const float scale = d * to_float(s.scale), offset = -(dmin * to_float(s.minimum));
     for (std::size_t l = 0; l < 32; l += 16)
       put(field(load_bytes(block.qs + 32 * (b / 2) + l), static_cast<int>(4 * (b % 2)), 15), scale, offset, out + 32 * b + l);
   }
@@ -147,7 +147,7 @@ HWY_INLINE void unpack_block(const q5_k& block, float* out) {
   const float d = to_float(block.d), dmin = to_float(block.dmin);
   for (std::size_t b = 0; b < 8; ++b) {
     const auto s = detail::scales_of(block.scales, b);
-    const float scale = d * to_float(s.scale), offset = -(dmin * to_float(s.min));
+    const float scale = d * to_float(s.scale), offset = -(dmin * to_float(s.minimum));
     for (std::size_t l = 0; l < 32; l += 16) {
       const byte_vec low = field(load_bytes(block.qs + 32 * (b / 2) + l), static_cast<int>(4 * (b % 2)), 15);
       const byte_vec high = shift_left<4>(field(load_bytes(block.qh + l), static_cast<int>(b), 1));
