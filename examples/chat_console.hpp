@@ -29,6 +29,7 @@ class interrupt_watch {
       [[maybe_unused]] const auto ignored = ::write(pipe()[1], "", 1);  // full: it is noted already
       errno = error_number;
     };
+    action.sa_flags = SA_RESTART;  // an answer that waits for a slow reader goes on being written; poll() ends all the same
     ::sigaction(SIGINT, &action, nullptr);
   }
   interrupt_watch(const interrupt_watch&) = delete;

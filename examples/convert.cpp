@@ -21,11 +21,12 @@ namespace {
 volatile std::sig_atomic_t interrupted = 0;
 
 /// From here on Ctrl-C ends the conversion at its next step, so that whatever it has begun is removed, and a file that outgrows a limit is
-/// an error like a full disk.
+/// an error like a full disk. What is ignored stays so: nohup wants a hangup to be none.
 void catch_signals() {
-  struct sigaction action = {};
+  struct sigaction action = {}, before = {};
   action.sa_handler = [](int number) { interrupted = number; };
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) sigaction(number, &action, nullptr);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP})
+    if (sigaction(number, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
   action.sa_handler = SIG_IGN;
   sigaction(SIGXFSZ, &action, nullptr);
 }

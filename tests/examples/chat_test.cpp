@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/ioctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -119,6 +120,15 @@ class running_chat {
     const auto count = ::read(out_, bytes.data(), bytes.size());
     if (count > 0) out.append(bytes.data(), static_cast<std::size_t>(count));
     return count > 0;
+  }
+  /// Reads nothing until what it wrote fills the pipe but for a page, or it ends.
+  void fill() const {
+    const int most = ::fcntl(out_, F_GETPIPE_SZ) - 4096;
+    pollfd watched{out_, POLLIN, 0};
+    for (int waiting = 0; waiting < most && (watched.revents & POLLHUP) == 0;) {
+      ::poll(&watched, 1, 10);
+      REQUIRE(::ioctl(out_, FIONREAD, &waiting) == 0);
+    }
   }
   /// Whether it wrote or ended within a tenth of a second.
   [[nodiscard]] bool stirs() const {
@@ -266,6 +276,20 @@ TEST_CASE("Ctrl-C stops an answer and not the program") {
   program.write("/stats\n/quit\n");
   CHECK(program.finish() == 0);
   CHECK(has(program.out, "2 turns"));
+}
+
+TEST_CASE("Ctrl-C while a slow reader keeps the program waiting loses nothing of what it writes") {
+  running_chat program({});
+  constexpr std::size_t commands = 1000;
+  std::string input;
+  for (std::size_t i = 0; i < commands; ++i) input += "/help\n";
+  program.write(input + "/quit\n");
+  program.fill();
+  program.interrupt();
+  CHECK(program.finish() == 0);
+  std::size_t answers = 0;
+  for (std::size_t at = 0; (at = program.out.find("/help    this list\n", at)) != std::string::npos; ++at) ++answers;
+  CHECK(answers == commands);
 }
 
 TEST_CASE("Ctrl-C at the prompt ends the program") {

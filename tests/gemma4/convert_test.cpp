@@ -419,6 +419,49 @@ TEST_CASE("sampling settings and suppressed tokens go there and back") {
   CHECK(back["suppress_tokens"] == std::vector<int>{5, 9});
 }
 
+TEST_CASE("numbers that the format's types do not hold are refused, whatever else is in the files beside the model is not used") {
+  const checkpoint source(golden / "e2b/target");
+  const fs::path out = source.directory.path() / "x.gguf";
+  for (const char* key : {"top_k", "top_p", "temperature"}) {
+    source.write("generation_config.json", std::string("{\"") + key + "\": 1e300}");
+    CHECK(mentions(refusal(error_code::config_invalid, [&] { static_cast<void>(convert(source.path, out)); }),
+                   "generation_config.json: " + std::string(key), "1e+300", "2147483647"));
+  }
+  source.write("generation_config.json", R"({"top_k": "many"})");
+  source.write("tokenizer_config.json", R"({"chat_template": [{"name": 5}, 6]})");
+  CHECK_NOTHROW(static_cast<void>(convert(source.path, out)));
+  CHECK_FALSE(io::open_gguf(out).find("general.sampling.top_k"));
+
+  const checkpoint talking(tiny / "target");
+  fs::copy_file(tiny / "target/tokenizer.json", talking.path / "tokenizer.json");
+  talking.edit_json("tokenizer.json", [](nlohmann::json& tokenizer) { tokenizer["post_processor"] = {{"type", 5}}; });
+  CHECK_NOTHROW(static_cast<void>(convert(talking.path, talking.directory.path() / "x.gguf")));
+}
+
+TEST_CASE("an ordering of what are no token ids is refused with its place, and nothing is written") {
+  for (const auto& [dtype, bad] : {std::pair<const char*, double>{"I64", -1}, {"I64", 16777216}, {"F32", 0.5}, {"F32", 1e30}}) {
+    CAPTURE(bad);
+    const checkpoint source(golden / "e2b/assistant", [&, type = std::string(dtype), value = bad](std::vector<stored_tensor>& tensors) {
+      for (stored_tensor& t : tensors) {
+        if (t.name != "masked_embedding.token_ordering") continue;
+        const auto whole = static_cast<std::int64_t>(type == "I64" ? value : 0);
+        const auto number = static_cast<float>(value);
+        if (type == "I64")
+          std::memcpy(t.bytes.data() + 24, &whole, sizeof whole);
+        else
+          t.bytes.resize(t.bytes.size() / 2), std::memcpy(t.bytes.data() + 12, &number, sizeof number);
+        t.dtype = type;
+      }
+    });
+    const fs::path out = source.directory.path() / "x.gguf";
+    conversion_options options;
+    options.assist_names = true;
+    const std::string sentence = refusal(error_code::tensor_mismatch, [&] { static_cast<void>(convert(source.path, out, options)); });
+    CHECK(mentions(sentence, "token_ordering", "allowed are token ids"));
+    CHECK_FALSE(fs::exists(out));
+  }
+}
+
 TEST_CASE("vision and audio are left out and reported; a tensor nobody knows is refused") {
   const auto with = [](const std::string& name) {
     return checkpoint(golden / "e2b/target", [&](std::vector<stored_tensor>& tensors) {

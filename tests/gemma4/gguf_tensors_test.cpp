@@ -3,6 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
@@ -280,6 +282,15 @@ TEST_CASE("a target's file may hold encoders and a drafter beside it") {
       m.tensors.push_back(empty(name));
   });
   check_same(set, io::load_safetensors(golden / "e2b" / "target"));
+}
+
+TEST_CASE("an assistant's file holds nothing but the assistant") {
+  for (const char* name : {"v.patch_embd.weight", "mtp.norm.weight", "nextn.eh_proj.weight", "blk.0.attn_q.bias"}) {
+    const std::string sentence = refusal(error_code::model_unsupported, [&] {
+      static_cast<void>(assistant_set_after([&](gguf_model& m) { m.tensors.push_back(empty(name)); }));
+    });
+    CHECK(mentions(sentence, "model.gguf", name, "none that a Gemma 4 assistant has"));
+  }
 }
 
 TEST_CASE("scheme e: the copy of the target's table is passed over, under whatever name") {

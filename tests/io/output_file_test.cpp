@@ -157,6 +157,29 @@ TEST_CASE("a disk that is full at the very end is an error too") {
   CHECK_FALSE(std::filesystem::exists(directory.path() / "model.gguf"));
 }
 
+TEST_CASE("of several files none has its name while one may still find the disk full") {
+  const temporary_directory directory;
+  output_file first(directory.path() / "first"), second(directory.path() / "second");
+  const file_size_limit limit(1000);
+  first.write("one");
+  second.write(std::string(1500, 'x'));  // stays in the buffer
+  first.sync();
+  CHECK(mentions(refusal(error_code::file_not_written, [&] { second.sync(); }), "second: cannot be written: File too large"));
+  CHECK_FALSE(std::filesystem::exists(directory.path() / "first"));
+}
+
+TEST_CASE("temporary names that a killed program left behind are passed over") {
+  const temporary_directory directory;
+  const auto path = directory.path() / "model.gguf";
+  // Names have a number that rises with every one given: these are the next ones of this process, whichever of them comes first.
+  for (int i = 1; i <= 200; ++i) directory.write(".model.gguf." + std::to_string(getpid()) + "-" + std::to_string(i) + ".part", "left");
+  output_file file(path);
+  file.write("new");
+  file.commit();
+  CHECK(contents_of(path) == "new");
+  CHECK(entries_of(directory.path()) == 201);
+}
+
 TEST_CASE("where there is no directory, or something else than a file, nothing is begun") {
   const temporary_directory directory;
   CHECK(mentions(refusal(error_code::file_not_written, [&] { output_file(directory.path() / "missing" / "model.gguf"); }),

@@ -97,7 +97,7 @@ inline conversion_report directory_to_gguf(const std::filesystem::path& in, cons
                                   if (planned[i].name == rope_factors_name) {
                                     sink(planner.rope_factors());
                                   } else if (is_integer(source.type)) {
-                                    convert_integers(source, planned[i].shape.empty() ? 1 : planned[i].shape[0], planned[i].type, sink);
+                                    convert_ids(source, planned[i].type, sink);
                                   } else {
                                     convert_tensor(source, planned[i].type, sink);
                                   }
@@ -179,7 +179,7 @@ inline conversion_report gguf_to_directory(const std::filesystem::path& in, cons
   const hf_plan plan(file, options.recipe ? std::optional(options.recipe->type) : std::nullopt);
   conversion_report report = report_of(plan.tensors());
   new_directory directory(out);
-  std::deque<io::output_file> files;  // all are complete before the first gets its name
+  std::deque<io::output_file> files;  // all are on the disk before the first gets its name
 
   const auto source = [&](std::size_t i, const io::byte_sink& sink) { plan.produce(i, sink); };
   io::write_safetensors(files.emplace_back(out / "model.safetensors"), plan.tensors(), with_progress(plan.tensors(), options, source));
@@ -194,6 +194,7 @@ inline conversion_report gguf_to_directory(const std::filesystem::path& in, cons
     files.emplace_back(out / "chat_template.jinja").write(*text->text());
   files.emplace_back(out / "generation_config.json").write(plan.generation_config().dump(2) + "\n");
   files.emplace_back(out / "config.json").write(plan.config().dump(2) + "\n");  // last: without it the directory is no model
+  for (io::output_file& f : files) f.sync();
   for (io::output_file& f : files) {
     report.bytes += f.size();
     f.commit();

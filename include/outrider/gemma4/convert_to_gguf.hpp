@@ -292,10 +292,17 @@ class gguf_planner {
 
   /// generation_config.json says how the model likes to be sampled.
   void add_sampling() {
-    const nlohmann::json document = read_optional_object(directory_ / "generation_config.json");
+    const std::filesystem::path file = directory_ / "generation_config.json";
+    const nlohmann::json document = read_optional_object(file);
+    constexpr double most = 0x7fffffff;  // what both types of the format hold
     const auto number = [&](const char* key) -> std::optional<double> {
       const auto found = document.find(key);
-      return found != document.end() && found->is_number() ? std::optional(found->get<double>()) : std::nullopt;
+      if (found == document.end() || !found->is_number()) return std::nullopt;
+      const auto value = found->get<double>();
+      if (std::fabs(value) > most)
+        throw error(error_code::config_invalid,
+                    file.string() + ": " + key + " is " + found->dump() + "; allowed: -2147483647 to 2147483647");
+      return value;
     };
     if (const auto top_k = number("top_k")) plan_.header.add("general.sampling.top_k", static_cast<std::int32_t>(*top_k));
     if (const auto top_p = number("top_p")) plan_.header.add("general.sampling.top_p", static_cast<float>(*top_p));

@@ -23,6 +23,7 @@
 #include "outrider/gemma4/gguf_names.hpp"
 #include "outrider/gemma4/gguf_tensors.hpp"
 #include "outrider/io/gguf.hpp"
+#include "outrider/io/mapped_file.hpp"
 #include "outrider/io/tensor_writer.hpp"
 #include "outrider/io/tensors.hpp"
 
@@ -109,9 +110,10 @@ class hf_plan {
     const io::dtype type = planned_[i].type;
     for (const io::tensor& part : parts_[i]) {
       if (type == io::dtype::i64)
-        convert_integers(part, part.bytes.size() / io::describe(part.type).bytes, type, sink);
+        convert_ids(part, type, sink);
       else
         convert_tensor(part, type, sink);
+      io::release_pages(part.bytes);
     }
   }
 

@@ -184,7 +184,7 @@ class tokenizer_to_gguf {
   }
   /// A template like "<bos> A" for one text and "<bos> A <bos> B" for two.
   void read_template(const nlohmann::json& processor) {
-    if (!processor.is_object() || processor.value("type", "") != "TemplateProcessing") return;
+    if (!processor.is_object() || processor.value("type", nlohmann::json()) != "TemplateProcessing") return;
     const auto special = [](const nlohmann::json& entry) -> std::optional<std::string> {
       if (!entry.is_object() || !entry.contains("SpecialToken")) return std::nullopt;
       return token_text(entry.at("SpecialToken"), "id");
@@ -223,7 +223,7 @@ class tokenizer_to_gguf {
       if (found->is_string()) return found->get<std::string>();
       if (found->is_array())  // several, each with a name
         for (const nlohmann::json& entry : *found)
-          if (entry.is_object() && entry.value("name", "") == "default") return token_text(entry, "template");
+          if (entry.is_object() && entry.value("name", nlohmann::json()) == "default") return token_text(entry, "template");
     }
     return std::nullopt;
   }

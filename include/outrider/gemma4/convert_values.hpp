@@ -122,36 +122,42 @@ inline constexpr bool can_quantize = elements_of<W> == 1 || requires(const float
   quantize(x, w);
 };
 
-inline std::int64_t integer_at(const io::tensor& t, std::size_t i) {
+/// Element i of a list of token ids, which are whole numbers below 2^24 and so exact in every type such lists have. Throws tensor_mismatch.
+inline std::int32_t id_at(const io::tensor& t, std::size_t i) {
+  const auto refuse = [&](const std::string& what) {
+    throw error(error_code::tensor_mismatch, t.file + ": tensor '" + t.name + "' " + what);
+  };
   const auto load = [&](auto value) {
     std::memcpy(&value, t.bytes.data() + i * sizeof value, sizeof value);
-    return static_cast<std::int64_t>(value);
+    constexpr std::int32_t end = 1 << 24;
+    if (!(value >= 0 && value < static_cast<decltype(value)>(end)) ||
+        value != static_cast<decltype(value)>(static_cast<std::int32_t>(value)))
+      refuse("has " + std::to_string(value) + " at place " + std::to_string(i) + ", allowed are token ids: whole numbers below 2^24");
+    return static_cast<std::int32_t>(value);
   };
-  switch (t.type) {
-    case io::dtype::i64:
-      return load(std::int64_t{});
-    case io::dtype::i32:
-      return load(std::int32_t{});
-    case io::dtype::f32:
-      return load(float{});
-    default:
-      throw error(error_code::tensor_mismatch, t.file + ": tensor '" + t.name + "' has elements of type " +
-                                                   std::string(io::name_of(t.type)) + ", allowed are I32, I64 or F32");
-  }
+  if (t.type == io::dtype::i64) return load(std::int64_t{});
+  if (t.type == io::dtype::i32) return load(std::int32_t{});
+  if (t.type != io::dtype::f32) refuse("has elements of type " + std::string(io::name_of(t.type)) + ", allowed are I32, I64 and F32");
+  return load(float{});
 }
 
-/// Token ids, below 2^24 and so exact in F32 as well.
-inline void convert_integers(const io::tensor& from, std::size_t count, io::dtype to, const io::byte_sink& sink) {
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::int64_t id = integer_at(from, i);
-    const auto put = [&](auto value) { sink(std::as_bytes(std::span(&value, 1))); };
-    if (to == io::dtype::i64)
-      put(id);
-    else if (to == io::dtype::i32)
-      put(static_cast<std::int32_t>(id));
-    else
-      put(static_cast<float>(id));
-  }
+/// convert_tensor for a list of token ids, between I64, I32 and F32.
+inline void convert_ids(const io::tensor& from, io::dtype to, const io::byte_sink& sink) {
+  const std::size_t count = from.bytes.size() / io::describe(from.type).bytes;
+  const auto convert = [&]<class To>(std::type_identity<To>) {
+    std::vector<To> piece;
+    for (std::size_t done = 0; done < count; done += piece.size()) {
+      piece.resize((std::min)(piece_elements, count - done));
+      for (std::size_t i = 0; i < piece.size(); ++i) piece[i] = static_cast<To>(id_at(from, done + i));
+      sink(std::as_bytes(std::span(piece)));
+    }
+  };
+  if (to == io::dtype::i64)
+    convert(std::type_identity<std::int64_t>{});
+  else if (to == io::dtype::i32)
+    convert(std::type_identity<std::int32_t>{});
+  else
+    convert(std::type_identity<float>{});
 }
 
 }  // namespace detail

@@ -36,7 +36,7 @@ class tensor_translation {
   }
 
  private:
-  /// Left in a file by programs that keep image and sound encoders or a drafter in it, none of which changes a target's text.
+  /// Left in a target's file by programs that keep image and sound encoders or a drafter in it, none of which changes its text.
   static constexpr std::array<std::string_view, 5> foreign{"v.", "a.", "mm.", "mtp.", "nextn."};
 
   [[noreturn]] static void refuse(const io::tensor& t, const std::string& what, error_code code = error_code::tensor_mismatch) {
@@ -47,7 +47,7 @@ class tensor_translation {
     auto found = known(t.name);
     if (!found || (found->assistant_only && !assistant_)) {
       const auto begins = [&](std::string_view prefix) { return t.name.starts_with(prefix); };
-      if (found || std::any_of(foreign.begin(), foreign.end(), begins)) return;
+      if (!assistant_ && (found || std::any_of(foreign.begin(), foreign.end(), begins))) return;
       if (t.name.ends_with(".scale") || t.name.ends_with(".input_scale"))
         refuse(t, "is a scale of NVFP4 weights, which are not supported", error_code::model_unsupported);
       refuse(t, std::string("is none that a Gemma 4 ") + (assistant_ ? "assistant" : "target") + " has", error_code::model_unsupported);

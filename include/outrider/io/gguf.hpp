@@ -322,6 +322,7 @@ inline gguf_file open_gguf_set(const std::filesystem::path& path, gguf_file open
                                                 std::to_string(split.count) + ", but its name does not end in " + ending +
                                                 ": the other parts cannot be found");
   gguf_file set;
+  std::unordered_map<std::string_view, const gguf_value*> first_pairs;  // every part may have as many keys as the first
   std::unordered_map<std::string, std::string> parts_by_tensor;
   for (gguf_split at{0, split.count}; at.number < at.count; ++at.number) {
     const std::string file = source.substr(0, source.size() - ending.size()) + split_ending(at);
@@ -339,11 +340,12 @@ inline gguf_file open_gguf_set(const std::filesystem::path& path, gguf_file open
         refuse(error_code::file_malformed, "has tensor '" + t.name + "', which is in " + other->second + " too");
     if (at.number == 0) {
       set = std::move(part);
+      for (const gguf_pair& pair : set.pairs) first_pairs.emplace(pair.key, &pair.value);
       continue;
     }
     for (const gguf_pair& pair : part.pairs) {
-      const gguf_value* const first = set.find(pair.key);
-      if (first && pair.key != "split.no" && !(*first == pair.value))
+      const auto first = first_pairs.find(pair.key);
+      if (first != first_pairs.end() && pair.key != "split.no" && !(*first->second == pair.value))
         refuse(error_code::file_malformed, "has another value of '" + std::string(pair.key) + "' than the first");
     }
     std::move(part.tensors.begin(), part.tensors.end(), std::back_inserter(set.tensors));

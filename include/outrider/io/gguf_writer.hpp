@@ -1,19 +1,17 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <filesystem>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
-#include "outrider/core/extents.hpp"
 #include "outrider/error.hpp"
 #include "outrider/io/gguf.hpp"
 #include "outrider/io/gguf_value.hpp"
@@ -86,8 +84,7 @@ class gguf_header {
       refuse("it has " + std::to_string(tensor.shape.size()) + " extents, allowed are " + std::to_string(most_extents));
     if (!type_number(tensor.type)) refuse("the format has no elements of type " + std::string(name_of(tensor.type)));
     if (!tensor.bytes()) refuse("its rows are no multiple of a block of " + std::string(name_of(tensor.type)));
-    for (const tensor_plan& other : tensors_)
-      if (other.name == tensor.name) refuse("the name is there twice");
+    if (!names_.insert(tensor.name).second) refuse("the name is there twice");
     tensors_.push_back(std::move(tensor));
   }
 
@@ -139,7 +136,7 @@ class gguf_header {
   }
   /// error_code::argument_invalid if the key is empty or there already.
   pair& new_pair(std::string key, gguf_type type, bool is_array, std::size_t count) {
-    if (key.empty() || std::any_of(pairs_.begin(), pairs_.end(), [&](const pair& p) { return p.key == key; }))
+    if (key.empty() || !keys_.insert(key).second)
       throw error(error_code::argument_invalid, "key '" + key + "' of a GGUF file is empty or there twice");
     return pairs_.emplace_back(pair{std::move(key), type, is_array, count, {}});
   }
@@ -158,6 +155,7 @@ class gguf_header {
 
   std::vector<pair> pairs_;
   std::vector<tensor_plan> tensors_;
+  std::unordered_set<std::string> keys_, names_;
 };
 
 /// Writes a GGUF file, version 3: the header, then the data of its tensors as `source` hands it over. Holds the header's bytes and nothing

@@ -61,12 +61,17 @@ class output_file {
   }
   void write(std::string_view text) { write(std::as_bytes(std::span(text))); }
 
-  /// Makes sure that the bytes are on the disk, and gives them the name. Nothing can be written afterwards.
-  void commit() {
+  /// Makes sure that the bytes written so far are on the disk. commit() does so too: this is for several files of which none shall appear
+  /// while there may be no room for another.
+  void sync() {
     if (std::fflush(file_.get()) != 0) refuse(errno);
 #if OUTRIDER_HAS_FSYNC
     if (::fsync(::fileno(file_.get())) != 0) refuse(errno);
 #endif
+  }
+  /// Makes sure that the bytes are on the disk, and gives them the name. Nothing can be written afterwards.
+  void commit() {
+    sync();
     name_it();
     if (std::FILE* const file = file_.release(); std::fclose(file) != 0) refuse(errno);
     std::error_code failure;
@@ -97,7 +102,8 @@ class output_file {
   static std::filesystem::path directory_of(const std::filesystem::path& path) {
     return path.has_parent_path() ? path.parent_path() : std::filesystem::path(".");
   }
-  /// A name beside the file's that no other output_file of any program has.
+  /// A name beside the file's that no other output_file of a running program has. One that was killed may have left its own, and process
+  /// numbers come again: what is there already is passed over.
   [[nodiscard]] std::filesystem::path temporary_name() const {
     static std::atomic<unsigned> count = 0;
 #if OUTRIDER_HAS_FSYNC
@@ -118,21 +124,26 @@ class output_file {
       if (number >= 0) ::close(number);
     }
 #endif
-    temporary_ = temporary_name();
-    file_.reset(std::fopen(temporary_.string().c_str(), "wbx"));
-    if (!file_) {
-      const int number = errno;
-      temporary_.clear();
-      refuse(number);
-    }
+    std::filesystem::path name;
+    do {
+      name = temporary_name();
+      file_.reset(std::fopen(name.string().c_str(), "wbx"));
+    } while (!file_ && errno == EEXIST);
+    if (!file_) refuse(errno);
+    temporary_ = std::move(name);
   }
   /// Gives a file without a name its temporary one.
   void name_it() {
 #ifdef O_TMPFILE
     if (!temporary_.empty()) return;
-    std::filesystem::path name = temporary_name();
     const std::string open_file = open_files + std::to_string(::fileno(file_.get()));
-    if (::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) != 0) refuse(errno);
+    std::filesystem::path name;
+    int failure = 0;
+    do {
+      name = temporary_name();
+      failure = ::linkat(AT_FDCWD, open_file.c_str(), AT_FDCWD, name.c_str(), AT_SYMLINK_FOLLOW) == 0 ? 0 : errno;
+    } while (failure == EEXIST);
+    if (failure != 0) refuse(failure);
     temporary_ = std::move(name);
 #endif
   }
