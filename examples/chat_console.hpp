@@ -18,7 +18,7 @@
 class interrupt_watch {
  public:
   interrupt_watch() {
-    if (::pipe(pipe()) != 0) throw std::system_error(errno, std::generic_category(), "chat: pipe");
+    if (::pipe(pipe()) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
     for (const int end : {pipe()[0], pipe()[1]}) {
       ::fcntl(end, F_SETFL, O_NONBLOCK);
       ::fcntl(end, F_SETFD, FD_CLOEXEC);
@@ -58,7 +58,8 @@ class interrupt_watch {
 /// Standard input, line by line.
 class line_reader {
  public:
-  /// The next line without its end; nothing at the end of the input, or when Ctrl-C is pressed while waiting for it.
+  /// The next line without its end; nothing at the end of the input, or when Ctrl-C is pressed while waiting for it. Throws
+  /// std::system_error if the input cannot be read.
   std::optional<std::string> next(interrupt_watch& interrupts) {
     interrupts.clear();
     for (;;) {
@@ -71,8 +72,9 @@ class line_reader {
       std::array<char, 4096> bytes;
       const auto count = ::read(STDIN_FILENO, bytes.data(), bytes.size());
       if (count < 0 && (errno == EINTR || errno == EAGAIN)) continue;
-      if (count <= 0) ended_ = true;
-      if (count > 0) pending_.append(bytes.data(), static_cast<std::size_t>(count));
+      if (count < 0) throw std::system_error(errno, std::generic_category(), "standard input cannot be read");
+      ended_ = count == 0;
+      pending_.append(bytes.data(), static_cast<std::size_t>(count));
     }
   }
 

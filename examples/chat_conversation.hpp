@@ -20,14 +20,13 @@
 /// What an answer took, or all of them together.
 struct chat_work {
   std::size_t reused = 0, prefilled = 0;  // prompt tokens that were committed already, and those that were not
-  std::size_t written = 0, rounds = 0, drafted = 0, accepted = 0;
+  std::size_t written = 0, drafted = 0, accepted = 0;
   double seconds = 0;  // of writing
 
   void add(const chat_work& more) {
     reused += more.reused;
     prefilled += more.prefilled;
     written += more.written;
-    rounds += more.rounds;
     drafted += more.drafted;
     accepted += more.accepted;
     seconds += more.seconds;
@@ -163,7 +162,6 @@ class conversation {
 
   void note(const outrider::statistics& s) {
     last_.written = s.tokens;
-    last_.rounds = s.rounds();
     last_.drafted = s.drafted();
     last_.accepted = s.accepted();
     last_.seconds = s.decode_seconds;

@@ -21,12 +21,15 @@ namespace {
 volatile std::sig_atomic_t interrupted = 0;
 
 /// From here on Ctrl-C ends the conversion at its next step, so that whatever it has begun is removed, and a file that outgrows a limit is
-/// an error like a full disk. What is ignored stays so: nohup wants a hangup to be none.
+/// an error like a full disk. A hangup that is ignored stays so: nohup asks for that.
 void catch_signals() {
   struct sigaction action = {}, before = {};
   action.sa_handler = [](int number) { interrupted = number; };
-  for (const int number : {SIGINT, SIGTERM, SIGHUP})
-    if (sigaction(number, nullptr, &before) == 0 && before.sa_handler != SIG_IGN) sigaction(number, &action, nullptr);
+  action.sa_flags = SA_RESTART;  // or a slow file system would report the signal as a failed write
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    sigaction(number, &action, &before);
+    if (number == SIGHUP && before.sa_handler == SIG_IGN) sigaction(number, &before, nullptr);
+  }
   action.sa_handler = SIG_IGN;
   sigaction(SIGXFSZ, &action, nullptr);
 }

@@ -69,7 +69,7 @@ inline conversion_arguments parse_command_line(int argc, char** argv) {
   app.add_option("--names", names, "What an assistant's own tensors are called in a GGUF file")
       ->capture_default_str()
       ->check(CLI::IsMember({"nextn", "assist"}));
-  app.add_flag("--force", args.force, "Replace OUT if it is there");
+  app.add_flag("--force", args.force, "Replace OUT if it is there; of a directory, the files that are written");
   app.add_flag("--quiet", args.quiet, "No progress and no summary");
   app.set_version_flag("--version", OUTRIDER_VERSION);
   try {

@@ -210,6 +210,10 @@ TEST_CASE("empty lines are no turns, lines may end as on Windows, the last one n
   CHECK(chat("").code == 0);
 }
 
+TEST_CASE("input that cannot be read is an error, not an end") {
+  check_refused(outrider::testing::run_program("/bin/sh", "-c '" OUTRIDER_CHAT " </'"), 1, "standard input cannot be read: Is a directory");
+}
+
 TEST_CASE("an unknown command is one sentence, and the conversation goes on") {
   const outcome run = chat("--max-new-tokens 4", "/frobnicate\n/stats\n");
   CHECK(run.code == 0);

@@ -161,6 +161,19 @@ TEST_CASE("an interrupted run ends with a sentence and leaves nothing behind") {
   }
 }
 
+TEST_CASE("a hangup that the shell has the program ignore does not end it") {
+  const temporary_directory directory;
+  const std::string at = directory.path().string();
+  write_large_checkpoint(directory.path() / "large");
+  const outcome run = shell("trap '' HUP; " OUTRIDER_CONVERT " " + at + "/large " + at +
+                            "/x.gguf --type bf16 & pid=\\$!; "
+                            "until ls -l /proc/\\$pid/fd 2>/dev/null | grep -q '" +
+                            at + "/'; do kill -0 \\$pid || exit 99; done; kill -HUP \\$pid; wait \\$pid");
+  CAPTURE(run.err);
+  CHECK(run.code == 0);
+  CHECK(fs::exists(directory.path() / "x.gguf"));
+}
+
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
 #define OUTRIDER_TEST_UNDER_ASAN

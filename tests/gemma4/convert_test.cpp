@@ -439,9 +439,11 @@ TEST_CASE("numbers that the format's types do not hold are refused, whatever els
 }
 
 TEST_CASE("an ordering of what are no token ids is refused with its place, and nothing is written") {
-  for (const auto& [dtype, bad] : {std::pair<const char*, double>{"I64", -1}, {"I64", 16777216}, {"F32", 0.5}, {"F32", 1e30}}) {
-    CAPTURE(bad);
-    const checkpoint source(golden / "e2b/assistant", [&, type = std::string(dtype), value = bad](std::vector<stored_tensor>& tensors) {
+  for (const auto& element : {std::pair<std::string, double>{"I64", -1}, {"I64", 16777216}, {"F32", 0.5}, {"F32", 1e30}}) {
+    const auto& type = element.first;
+    const double value = element.second;
+    CAPTURE(value);
+    const checkpoint source(golden / "e2b/assistant", [&](std::vector<stored_tensor>& tensors) {
       for (stored_tensor& t : tensors) {
         if (t.name != "masked_embedding.token_ordering") continue;
         const auto whole = static_cast<std::int64_t>(type == "I64" ? value : 0);

@@ -53,7 +53,6 @@ TEST_CASE("every type of value comes back from the file as it was added, in orde
   header.add("floats", std::vector<float>{-1000.0f});
   header.add("flags", std::vector<bool>{true, false, true});
   header.add("nothing", std::vector<float>{});
-  CHECK(header.pair_count() == 14);
   const std::uint64_t size = io::write_gguf(path, header, {});
   CHECK(size == std::filesystem::file_size(path));
 

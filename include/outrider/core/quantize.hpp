@@ -20,7 +20,7 @@ namespace detail {
 /// a · b, rounded to float. Where a sum follows, the bytes of a block depend on both roundings, but compilers make one fused operation of a
 /// plain a * b + c, with a single rounding: GCC by default, across statements, even behind a narrowing from double or a
 /// __builtin_assoc_barrier. So the product, exact in double, is rounded to the 24 bits of a float, ties to even, as an integer; the plain
-/// one is the same, and faster, where the target has no fused operation.
+/// one is the same (but for subnormal results, which are rounded twice here), and faster, where the target has no fused operation.
 inline float product(float a, float b) noexcept {
 #if defined(__x86_64__) && !defined(__FMA__) && !defined(__FMA4__)
   return a * b;

@@ -17,6 +17,7 @@
 #include "outrider/gemma4/config.hpp"
 #include "outrider/gemma4/config_object.hpp"
 #include "outrider/io/json_file.hpp"
+#include "outrider/io/mapped_file.hpp"
 
 namespace outrider::gemma4 {
 
@@ -300,8 +301,7 @@ inline bool is_target(std::string_view model_type) noexcept {
 /// error_code::config_invalid, file_malformed.
 [[nodiscard]] inline generation_config read_generation_config(const std::filesystem::path& directory, std::size_t vocab_size) {
   const std::filesystem::path file = directory / "generation_config.json";
-  std::error_code failure;  // a link to nowhere is there, and refused when it is opened
-  if (std::filesystem::symlink_status(file, failure).type() == std::filesystem::file_type::not_found) return {};
+  if (!io::is_there(file)) return {};
   const nlohmann::json document = io::read_json_file(file);
   const detail::config_object top(document, file.string());
   generation_config g;

@@ -96,7 +96,7 @@ inline conversion_report directory_to_gguf(const std::filesystem::path& in, cons
                                   const io::tensor& source = plan.sources[i];
                                   if (planned[i].name == rope_factors_name) {
                                     sink(planner.rope_factors());
-                                  } else if (is_integer(source.type)) {
+                                  } else if (source.name == token_ordering_name) {
                                     convert_ids(source, planned[i].type, sink);
                                   } else {
                                     convert_tensor(source, planned[i].type, sink);
@@ -129,10 +129,8 @@ inline conversion_report gguf_to_gguf(const std::filesystem::path& in, const std
 
   std::vector<const io::tensor*> order;
   for (const io::tensor& t : file.tensors) order.push_back(&t);
-  const auto place = [](const io::tensor* t) {
-    return std::pair(split_layer(t->name, "blk.") ? layer_of(t->name) + 1 : 0, std::string_view(t->name));
-  };
-  if (quantises) std::sort(order.begin(), order.end(), [&](const io::tensor* a, const io::tensor* b) { return place(a) < place(b); });
+  if (quantises)
+    std::sort(order.begin(), order.end(), [](const io::tensor* a, const io::tensor* b) { return place_of(a->name) < place_of(b->name); });
   std::vector<io::tensor_plan> planned;
   for (const io::tensor* t : order) planned.push_back({t->name, t->type, t->shape});
   choose_types(*options.recipe, options.overrides, planned);

@@ -22,6 +22,7 @@
 #include "outrider/gemma4/config_json.hpp"
 #include "outrider/gemma4/convert_tokenizer.hpp"
 #include "outrider/gemma4/convert_types.hpp"
+#include "outrider/gemma4/convert_values.hpp"
 #include "outrider/gemma4/gguf_names.hpp"
 #include "outrider/io/gguf_writer.hpp"
 #include "outrider/io/json_file.hpp"
@@ -167,7 +168,7 @@ class gguf_planner {
       if (known && ((centroid && !options_.centroids) || (name == "lm_head.weight" && text().tied_head)))
         plan_.skipped.push_back(name);
       else if (known)
-        add_tensor(*known, t, tokens, centroid);
+        add_tensor(*known, t, tokens);
     }
   }
   static bool is_foreign(std::string_view name) noexcept {
@@ -175,14 +176,14 @@ class gguf_planner {
       if (name.find(part) != name.npos) return true;
     return false;
   }
-  void add_tensor(const std::string& name, const io::tensor& t, std::size_t tokens, bool centroid) {
+  void add_tensor(const std::string& name, const io::tensor& t, std::size_t tokens) {
     io::tensor source = t;
     if (name == "token_embd.weight" && source.shape.size() == 2 && source.shape[0] > tokens) {  // rows no token has
       source.bytes = source.bytes.first(source.bytes.size() / source.shape[0] * tokens);
       source.shape[0] = tokens;
     }
     // As its own type the ordering would be I64, which readers of scheme g do not expect; scheme b has whole numbers as floats.
-    if (centroid && is_integer(t.type)) source.type = options_.assist_names ? io::dtype::f32 : io::dtype::i32;
+    if (t.name == token_ordering_name) source.type = options_.assist_names ? io::dtype::f32 : io::dtype::i32;
     planned_.push_back({name, source.type, source.shape});
     source.type = t.type;
     plan_.sources.push_back(std::move(source));
@@ -197,15 +198,13 @@ class gguf_planner {
     plan_.sources.push_back({std::string(rope_factors_name), io::dtype::f32, {half}, {}, file_});
   }
 
-  /// As they come for float files; by layer, then by name, with what belongs to no layer first, for quantised ones.
+  /// As they come for float files; as place_of says for quantised ones.
   void order_tensors() {
     std::vector<std::size_t> order(planned_.size());
     for (std::size_t i = 0; i < order.size(); ++i) order[i] = i;
-    const auto place = [&](std::size_t i) {
-      const std::string& name = planned_[i].name;
-      return std::pair(split_layer(name, "blk.") ? layer_of(name) + 1 : 0, std::string_view(name));
-    };
-    if (quantises()) std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return place(a) < place(b); });
+    if (quantises())
+      std::sort(order.begin(), order.end(),
+                [&](std::size_t a, std::size_t b) { return place_of(planned_[a].name) < place_of(planned_[b].name); });
     std::vector<io::tensor_plan> planned;
     std::vector<io::tensor> sources;
     for (const std::size_t i : order) {

@@ -173,7 +173,7 @@ class hf_plan {
   }
   /// GGUF files have norms, vectors and some more in F32 whatever the rest has. They get the type of the rest back where it has all their values.
   [[nodiscard]] io::dtype type_of(const io::tensor& t) const {
-    if (t.name == "masked_embedding.token_ordering") return io::dtype::i64;
+    if (t.name == token_ordering_name) return io::dtype::i64;
     const bool quantised = io::describe(t.type).elements > 1;
     if (t.type == main_type_) return main_type_;
     if (t.shape.size() > 1 && (quantised || type_)) return main_type_;

@@ -32,13 +32,9 @@ namespace outrider::gemma4::detail {
 inline constexpr std::array<std::pair<std::string_view, std::string_view>, 7> token_roles{
     {{"bos", "bos"}, {"eos", "eos"}, {"unk", "unknown"}, {"sep", "seperator"}, {"pad", "padding"}, {"cls", "cls"}, {"mask", "mask"}}};
 
-inline bool is_there(const std::filesystem::path& file) {
-  std::error_code failure;  // a link to nowhere is there, and refused when it is opened
-  return std::filesystem::symlink_status(file, failure).type() != std::filesystem::file_type::not_found;
-}
 /// A JSON object in a file of the directory; an empty one if there is no such file.
 inline nlohmann::json read_optional_object(const std::filesystem::path& file) {
-  if (!is_there(file)) return nlohmann::json::object();
+  if (!io::is_there(file)) return nlohmann::json::object();
   nlohmann::json document = io::read_json_file(file);
   if (!document.is_object())
     throw error(error_code::file_malformed, file.string() + ": holds JSON of type " + document.type_name() + ", allowed is an object");
@@ -60,7 +56,7 @@ class tokenizer_to_gguf {
   explicit tokenizer_to_gguf(std::filesystem::path directory)
       : directory_(std::move(directory)), settings_(read_optional_object(directory_ / "tokenizer_config.json")) {
     const std::filesystem::path file = directory_ / "tokenizer.json";
-    if (!is_there(file)) return;
+    if (!io::is_there(file)) return;
     const io::mapped_file text(file);
     parts_ = parse_tokenizer_json(text.text(), file.string());
     find_flags(text.text());
@@ -214,7 +210,7 @@ class tokenizer_to_gguf {
     for (const char* const name : {"tokenizer_config.json", "chat_template.jinja", "chat_template.json"}) {
       const std::filesystem::path file = directory_ / name;
       if (file.extension() == ".jinja") {
-        if (is_there(file)) return io::read_text_file(file);
+        if (io::is_there(file)) return io::read_text_file(file);
         continue;
       }
       const nlohmann::json document = read_optional_object(file);

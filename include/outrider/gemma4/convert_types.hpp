@@ -98,6 +98,10 @@ namespace detail {
   const auto split = split_layer(name, "blk.");
   return split ? split->layer : 0;
 }
+/// The order of tensors in quantised files: what belongs to no layer first, then by layer, each by name. Borrows the name.
+[[nodiscard]] inline std::pair<std::size_t, std::string_view> place_of(std::string_view name) noexcept {
+  return {split_layer(name, "blk.") ? layer_of(name) + 1 : 0, name};
+}
 [[nodiscard]] inline bool is_value_projection(std::string_view name) noexcept {
   return name.ends_with("attn_v.weight") || name.ends_with("attn_qkv.weight");
 }

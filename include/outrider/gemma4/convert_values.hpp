@@ -10,6 +10,7 @@
 #include <cstring>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -121,6 +122,9 @@ template <class W>
 inline constexpr bool can_quantize = elements_of<W> == 1 || requires(const float* x, W& w) {
   quantize(x, w);
 };
+
+/// The one tensor that is a list of token ids.
+inline constexpr std::string_view token_ordering_name = "masked_embedding.token_ordering";
 
 /// Element i of a list of token ids, which are whole numbers below 2^24 and so exact in every type such lists have. Throws tensor_mismatch.
 inline std::int32_t id_at(const io::tensor& t, std::size_t i) {

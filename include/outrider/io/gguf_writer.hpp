@@ -89,7 +89,6 @@ class gguf_header {
   }
 
   [[nodiscard]] std::span<const tensor_plan> tensors() const noexcept { return tensors_; }
-  [[nodiscard]] std::size_t pair_count() const noexcept { return pairs_.size(); }
 
   static constexpr std::size_t alignment = 32;
 

@@ -67,6 +67,13 @@ inline std::string read_file(const std::filesystem::path& path, std::size_t limi
 
 }  // namespace detail
 
+/// Whether there is anything at `path`. A link to nowhere is there, and so is what the system does not let us look at: opening it is refused
+/// with the reason, where a missing file would be passed over.
+[[nodiscard]] inline bool is_there(const std::filesystem::path& path) noexcept {
+  std::error_code ignored;
+  return std::filesystem::symlink_status(path, ignored).type() != std::filesystem::file_type::not_found;
+}
+
 /// The whole of a file or pipe, as it is. error_code::file_not_found if it cannot be opened or read, file_malformed beyond 1 GiB.
 [[nodiscard]] inline std::string read_text_file(const std::filesystem::path& path) { return detail::read_file(path, std::size_t{1} << 30); }
 

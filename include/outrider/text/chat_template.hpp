@@ -54,14 +54,9 @@ struct chat_form {
     if (!text) throw error(error_code::file_malformed, path.string() + ": tokenizer.chat_template is no string");
     return std::string(*text);
   }
-  // What is there but cannot be read is an error, not a model without a template.
-  const auto is_there = [](const std::filesystem::path& file) {
-    std::error_code ignored;
-    return std::filesystem::symlink_status(file, ignored).type() != std::filesystem::file_type::not_found;
-  };
-  if (const auto file = path / "chat_template.jinja"; is_there(file)) return io::read_text_file(file);
+  if (const auto file = path / "chat_template.jinja"; io::is_there(file)) return io::read_text_file(file);
   const auto file = path / "tokenizer_config.json";
-  if (!is_there(file)) return std::nullopt;
+  if (!io::is_there(file)) return std::nullopt;
   const nlohmann::json config = io::read_json_file(file);
   const auto found = config.is_object() ? config.find("chat_template") : config.end();
   if (found == config.end() || found->is_null()) return std::nullopt;

@@ -166,7 +166,7 @@ class tokenizer {
     check(id);
     return is_marker(id);
   }
-  /// What the tokenizer consists of, for writing it to another file. All live as long as the tokenizer.
+  /// What the tokenizer consists of. All live as long as the tokenizer.
   [[nodiscard]] std::span<const token_type> types() const noexcept { return types_; }                     // by id
   [[nodiscard]] std::span<const merge_table::merge> merges() const noexcept { return merges_.merges(); }  // best first
   [[nodiscard]] std::span<const added_token> added() const noexcept { return added_; }
