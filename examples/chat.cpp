@@ -7,6 +7,7 @@
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "chat_command_line.hpp"
 #include "chat_console.hpp"
@@ -24,6 +25,12 @@ constexpr const char* help =
 
 void flush() {
   if (!std::cout.flush()) throw std::runtime_error("standard output cannot be written");
+}
+
+std::string_view trimmed(std::string_view line) {
+  constexpr const char* spaces = " \t";
+  const std::size_t begin = line.find_first_not_of(spaces);
+  return begin == line.npos ? "" : line.substr(begin, line.find_last_not_of(spaces) - begin + 1);
 }
 
 /// Shows an answer as it comes. Thoughts are for people at a terminal.
@@ -90,19 +97,20 @@ void run(const chat_arguments& args) {
     if (is_terminal) std::cout << "> ";
     flush();
     const auto line = input.next(interrupts);
-    if (!line || *line == "/quit") {
+    const std::string_view command = line ? trimmed(*line) : "/quit";
+    if (command == "/quit") {
       if (is_terminal && !line) std::cout << '\n';
       return flush();
     }
-    if (line->find_first_not_of(" \t") == line->npos) continue;
-    if (*line == "/help") {
+    if (command.empty()) continue;
+    if (command == "/help") {
       std::cout << help;
-    } else if (*line == "/stats") {
+    } else if (command == "/stats") {
       print_stats(chat);
-    } else if (*line == "/reset") {
+    } else if (command == "/reset") {
       chat.reset();
-    } else if (line->front() == '/') {
-      std::cerr << "chat: there is no command '" << *line << "'; /help lists what there is\n";
+    } else if (command.front() == '/') {
+      std::cerr << "chat: there is no command '" << command << "'; /help lists what there is\n";
     } else {
       answer_printer printer(is_terminal);
       try {

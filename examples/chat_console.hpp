@@ -18,6 +18,10 @@
 class interrupt_watch {
  public:
   interrupt_watch() {
+    // Where a standard stream is closed, the pipe would take its number, and the program read its own signals as lines.
+    for (const int stream : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO})
+      if (::fcntl(stream, F_GETFD) < 0) [[maybe_unused]]
+        const int taken = ::open("/dev/null", O_RDONLY);
     if (::pipe(pipe()) != 0) throw std::system_error(errno, std::generic_category(), "pipe");
     for (const int end : {pipe()[0], pipe()[1]}) {
       ::fcntl(end, F_SETFL, O_NONBLOCK);

@@ -59,17 +59,18 @@ inline conversion_arguments parse_command_line(int argc, char** argv) {
   app.add_option("OUT", args.out, "GGUF file if the name ends in .gguf, directory otherwise")->required();
   app.add_option(
       "--type", type,
-      "How weights are stored: " + recipes + ". Default: bf16 in a GGUF file, in a directory as they are and bf16 for quantised ones");
+      "How weights are stored: " + recipes +
+          ". Default: bf16 from a directory, and to a directory as they are, quantised ones in bf16; none from one GGUF file to another");
   app.add_option(
          "--tensor-type", overrides,
-         "PATTERN=TYPE: another type for tensors of a GGUF file whose whole name fits; * is any text, ? any character. May be repeated, "
+         "PATTERN=TYPE: another type for matrices of a GGUF file whose whole name fits; * is any text, ? any character. May be repeated, "
          "the first that fits decides")
       ->allow_extra_args(false);
   app.add_flag("--no-centroids", no_centroids, "Leave out an assistant's centroid head, as llama.cpp wants it");
   app.add_option("--names", names, "What an assistant's own tensors are called in a GGUF file")
       ->capture_default_str()
       ->check(CLI::IsMember({"nextn", "assist"}));
-  app.add_flag("--force", args.force, "Replace OUT if it is there; of a directory, the files that are written");
+  app.add_flag("--force", args.force, "Replace OUT if it is there; a directory must then be one that convert made, or empty");
   app.add_flag("--quiet", args.quiet, "No progress and no summary");
   app.set_version_flag("--version", OUTRIDER_VERSION);
   try {

@@ -18,7 +18,7 @@ namespace inspect {
 namespace {
 
 /// One line, whatever bytes the file's texts are made of.
-void print_line(std::ostream& out, const json& object) { out << object.dump(-1, ' ', false, json::error_handler_t::replace) << "\n"; }
+void print_line(std::ostream& out, const json& object) { out << object.dump(-1, ' ', true, json::error_handler_t::replace) << "\n"; }
 
 /// Each returns the program's exit code.
 int show_pair(const arguments& args) {

@@ -214,6 +214,14 @@ TEST_CASE("input that cannot be read is an error, not an end") {
   check_refused(outrider::testing::run_program("/bin/sh", "-c '" OUTRIDER_CHAT " </'"), 1, "standard input cannot be read: Is a directory");
 }
 
+TEST_CASE("a closed standard input is an end") { CHECK(outrider::testing::run_program("/bin/sh", "-c '" OUTRIDER_CHAT " <&-'").code == 0); }
+
+TEST_CASE("spaces around a command do not matter") {
+  const outcome run = chat("--max-new-tokens 4", " /stats\t\n/reset \n");
+  CHECK(has(run.out, "0 turns"));
+  CHECK(run.err.empty());
+}
+
 TEST_CASE("an unknown command is one sentence, and the conversation goes on") {
   const outcome run = chat("--max-new-tokens 4", "/frobnicate\n/stats\n");
   CHECK(run.code == 0);

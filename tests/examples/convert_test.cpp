@@ -93,18 +93,27 @@ TEST_CASE("--no-centroids leaves out what llama.cpp does not take, and says so")
   CHECK(contents_of(directory.path() / "a.gguf") == contents_of(tiny + "/gguf/assistant-bf16.gguf"));
 }
 
-TEST_CASE("--tensor-type may be repeated") {
+TEST_CASE("--tensor-type may be repeated, and the first that fits decides") {
   const temporary_directory directory;
   const outcome run = convert("--tensor-type 'blk.*.ffn_up.weight=q5_1' --tensor-type 'blk.0.*=f16' " + tiny + "/target " +
                               (directory.path() / "x.gguf").string() + " --type q8_0 --tensor-type token_embd.weight=q4_1");
   CAPTURE(run.err);
-  CHECK(run.code == 1);  // blk.0.* also fits norms
-  CHECK(mentions(run.err, "blk.0."));
-  const outcome good = convert("--tensor-type 'blk.*.ffn_up.weight=q5_1' " + tiny + "/target " + (directory.path() / "x.gguf").string() +
-                               " --type q8_0 --tensor-type token_embd.weight=q4_1");
-  CHECK(good.code == 0);
-  CHECK(mentions(good.out, "Q5_1      8 tensors"));
-  CHECK(mentions(good.out, "Q4_1      1 tensor,"));
+  CHECK(run.code == 0);
+  CHECK(mentions(run.out, "Q5_1      8 tensors"));
+  CHECK(mentions(run.out, "F16       8 tensors"));  // of blk.0: q, k, v, output, gate, down and the two of per-layer embeddings
+  CHECK(mentions(run.out, "Q4_1      1 tensor,"));
+}
+
+TEST_CASE("a directory is replaced as a whole or not at all") {
+  const temporary_directory directory;
+  const std::string out = (directory.path() / "model").string(), from = tiny + "/gguf/target-bf16.gguf ";
+  REQUIRE(convert(from + out).code == 0);
+  std::ofstream(out + "/chat_template.jinja") << "of another model";
+  CHECK(convert(from + out + " --force").code == 0);
+  CHECK_FALSE(std::filesystem::exists(out + "/chat_template.jinja"));
+  std::ofstream(out + "/model.safetensors.index.json") << "precious";
+  check_refused(convert(from + out + " --force"), 1, "'model.safetensors.index.json'");
+  CHECK(contents_of(out + "/model.safetensors.index.json") == "precious");
 }
 
 TEST_CASE("what is there is not replaced without --force") {

@@ -20,7 +20,7 @@ namespace outrider::testing {
 /// Ends the run with the input that made `promise` untrue; `found` says more.
 inline void require(bool holds, const char* promise, std::string_view found = {}) {
   if (holds) return;
-  std::fprintf(stderr, "finding, this does not hold: %s\n%.*s\n", promise, static_cast<int>(found.size()), found.data());
+  std::fprintf(stderr, "finding, this does not hold: %s\n%s\n", promise, std::string(found).c_str());
   std::abort();
 }
 

@@ -169,9 +169,16 @@ TEST_CASE("an override that fits nothing, a vector, or rows its blocks do not di
   const auto refused = [](const type_override& o) {
     return refusal(error_code::argument_invalid, [&] { static_cast<void>(chosen("f16", model_of(1, 128), {o})); });
   };
-  CHECK(mentions(refused({"blk.7.*", dtype::q8_0}), "'blk.7.*'", "no tensor"));
+  CHECK(mentions(refused({"blk.7.*", dtype::q8_0}), "'blk.7.*'", "no matrix"));
   CHECK(mentions(refused({"output_norm.weight", dtype::q8_0}), "output_norm.weight", "no matrix"));
+  CHECK(mentions(refused({"*_norm.weight", dtype::q8_0}), "'*_norm.weight'", "no matrix"));
   CHECK(mentions(refused({"token_embd.weight", dtype::q6_k}), "token_embd.weight", "Q6_K", "128", "256"));
+}
+
+TEST_CASE("an override for many tensors passes over vectors") {
+  const auto types = chosen("f16", model_of(1, 256), {{"*", dtype::q8_0}});
+  CHECK(type_of(types, "token_embd.weight") == "Q8_0");
+  CHECK(type_of(types, "output_norm.weight") == "F32");
 }
 
 TEST_CASE("patterns: * is any text, ? one character, and the whole name must fit") {

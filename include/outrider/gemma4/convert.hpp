@@ -1,6 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -143,7 +144,12 @@ inline conversion_report gguf_to_gguf(const std::filesystem::path& in, const std
   return report;
 }
 
-/// A directory that is removed again, if it was not there before, unless kept.
+/// The files of a directory that a conversion makes, in the order in which they get their names.
+inline constexpr auto directory_files = std::to_array<std::string_view>(
+    {"model.safetensors", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json", "config.json"});
+
+/// A directory that is removed again, if it was not there before, unless kept. One that is there may hold nothing but files of an earlier
+/// conversion: shards of another model, say, would be taken for parts of this one.
 class new_directory {
  public:
   explicit new_directory(std::filesystem::path path) : path_(std::move(path)) {
@@ -152,6 +158,12 @@ class new_directory {
     if (failure || (!created_ && !std::filesystem::is_directory(path_)))
       throw error(error_code::file_not_written,
                   path_.string() + ": cannot be created: " + (failure ? failure.message() : "there is something else than a directory"));
+    for (const auto& entry : std::filesystem::directory_iterator(path_, failure)) {
+      const std::string name = entry.path().filename().string();
+      if (std::find(directory_files.begin(), directory_files.end(), name) == directory_files.end())
+        throw error(error_code::file_not_written, path_.string() + ": holds '" + name +
+                                                      "', which is no file of a converted model; choose a new directory or an empty one");
+    }
   }
   new_directory(const new_directory&) = delete;
   new_directory& operator=(const new_directory&) = delete;
@@ -159,7 +171,13 @@ class new_directory {
     std::error_code ignored;
     if (created_) std::filesystem::remove(path_, ignored);  // only if it is empty
   }
-  void keep() noexcept { created_ = false; }
+  /// Keeps the directory with the files in `written` and no other.
+  void keep(std::span<const std::string> written) noexcept {
+    created_ = false;
+    std::error_code ignored;
+    for (const std::string_view name : directory_files)
+      if (std::find(written.begin(), written.end(), name) == written.end()) std::filesystem::remove(path_ / name, ignored);
+  }
 
  private:
   std::filesystem::path path_;
@@ -178,26 +196,31 @@ inline conversion_report gguf_to_directory(const std::filesystem::path& in, cons
   conversion_report report = report_of(plan.tensors());
   new_directory directory(out);
   std::deque<io::output_file> files;  // all are on the disk before the first gets its name
+  std::vector<std::string> names;
+  const auto open = [&](const char* name) -> io::output_file& {
+    names.emplace_back(name);
+    return files.emplace_back(out / name);
+  };
 
   const auto source = [&](std::size_t i, const io::byte_sink& sink) { plan.produce(i, sink); };
-  io::write_safetensors(files.emplace_back(out / "model.safetensors"), plan.tensors(), with_progress(plan.tensors(), options, source));
+  io::write_safetensors(open("model.safetensors"), plan.tensors(), with_progress(plan.tensors(), options, source));
   if (file.find("tokenizer.ggml.tokens")) {
     const tokenizer_parts parts = parse_tokenizer_gguf(file);
-    write_tokenizer_json(files.emplace_back(out / "tokenizer.json"), parts);
-    files.emplace_back(out / "tokenizer_config.json").write(tokenizer_settings(file, parts).dump(2) + "\n");
+    write_tokenizer_json(open("tokenizer.json"), parts);
+    open("tokenizer_config.json").write(tokenizer_settings(file, parts).dump(2) + "\n");
   } else {
     report.notes.push_back("the file has no tokenizer, so the directory has none");
   }
   if (const io::gguf_value* const text = file.find("tokenizer.chat_template"); text && text->text())
-    files.emplace_back(out / "chat_template.jinja").write(*text->text());
-  files.emplace_back(out / "generation_config.json").write(plan.generation_config().dump(2) + "\n");
-  files.emplace_back(out / "config.json").write(plan.config().dump(2) + "\n");  // last: without it the directory is no model
+    open("chat_template.jinja").write(*text->text());
+  open("generation_config.json").write(plan.generation_config().dump(2) + "\n");
+  open("config.json").write(plan.config().dump(2) + "\n");  // last: without it the directory is no model
   for (io::output_file& f : files) f.sync();
   for (io::output_file& f : files) {
     report.bytes += f.size();
     f.commit();
   }
-  directory.keep();
+  directory.keep(names);
   return report;
 }
 

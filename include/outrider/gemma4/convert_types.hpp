@@ -188,32 +188,31 @@ class type_chooser {
 /// Sets the types of the tensors of one model, which come with GGUF names and the types they have now. The first override that fits decides;
 /// without one, norms, vectors and the experts' router are F32 in every file, a matrix the recipe leaves alone keeps its type, and where
 /// rows are no whole number of blocks a better type takes over: Q5_0 for Q4_K, Q5_1 for Q5_K, Q8_0 for Q6_K, F16 for what is left.
-/// Integers stay. error_code::argument_invalid for an override that fits no tensor, one that is no matrix of floats, or rows its type
-/// cannot hold.
+/// Integers stay. error_code::argument_invalid for an override that fits no matrix, one that names a vector, or rows its type cannot hold.
 inline void choose_types(const weight_recipe& recipe, std::span<const type_override> overrides, std::span<io::tensor_plan> tensors) {
   const detail::type_chooser choose(recipe, tensors);
-  std::vector<bool> used(overrides.size(), false);
+  const auto is_matrix = [](const io::tensor_plan& t) { return t.shape.size() >= 2 && !detail::is_integer(t.type); };
+  for (const type_override& o : overrides)
+    if (std::none_of(tensors.begin(), tensors.end(),
+                     [&](const io::tensor_plan& t) { return fits(t.name, o.pattern) && (is_matrix(t) || o.pattern == t.name); }))
+      throw error(error_code::argument_invalid, "the pattern '" + o.pattern + "' fits no matrix of the model");
   for (io::tensor_plan& t : tensors) {
-    const auto found = std::find_if(overrides.begin(), overrides.end(), [&](const type_override& o) { return fits(t.name, o.pattern); });
+    const auto found = std::find_if(overrides.begin(), overrides.end(), [&](const type_override& o) {
+      return fits(t.name, o.pattern) && (is_matrix(t) || o.pattern == t.name);  // a pattern for many tensors means their matrices
+    });
     if (found == overrides.end()) {
       t.type = choose(t);
       continue;
     }
-    used[static_cast<std::size_t>(found - overrides.begin())] = true;
     const std::string type(io::name_of(found->type));
-    if (t.shape.size() < 2 || detail::is_integer(t.type))
-      throw error(error_code::argument_invalid,
-                  "the pattern '" + found->pattern + "' gives " + type + " to tensor '" + t.name + "', which is no matrix of numbers");
+    if (!is_matrix(t))
+      throw error(error_code::argument_invalid, "tensor '" + t.name + "' cannot be " + type + ": it is no matrix of numbers");
     if (t.shape.back() % io::describe(found->type).elements != 0)
       throw error(error_code::argument_invalid, "tensor '" + t.name + "' cannot be " + type + ": its rows have " +
                                                     std::to_string(t.shape.back()) + " elements, blocks have " +
                                                     std::to_string(io::describe(found->type).elements));
     t.type = found->type;
   }
-  for (std::size_t i = 0; i < overrides.size(); ++i)
-    if (!used[i] &&
-        std::none_of(tensors.begin(), tensors.end(), [&](const io::tensor_plan& t) { return fits(t.name, overrides[i].pattern); }))
-      throw error(error_code::argument_invalid, "the pattern '" + overrides[i].pattern + "' fits no tensor of the model");
 }
 
 }  // namespace outrider::gemma4
