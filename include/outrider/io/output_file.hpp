@@ -56,6 +56,7 @@ class output_file {
   [[nodiscard]] std::uint64_t size() const noexcept { return size_; }
 
   void write(std::span<const std::byte> bytes) {
+    if (bytes.empty()) return;  // its data may be null, which fwrite must not get
     if (std::fwrite(bytes.data(), 1, bytes.size(), file_.get()) != bytes.size()) refuse(errno);
     size_ += bytes.size();
   }
