@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "fuzz/config_numbers.hpp"
 #include "fuzz/finding.hpp"
 #include "outrider/backend/reference.hpp"
 #include "outrider/gemma4/assistant.hpp"
@@ -20,19 +21,11 @@ namespace gemma4 = outrider::gemma4;
 namespace io = outrider::io;
 using outrider::error_code;
 using outrider::testing::accepts;
+using outrider::testing::check_numbers;
 using outrider::testing::require;
 
 namespace {
 
-void check(const gemma4::text_config& t) {
-  require(t.layer_count() > 0 && t.layers.back() == gemma4::attention_kind::full, "the last layer is full");
-  require(t.hidden_size > 0 && t.intermediate_size > 0 && t.vocab_size > 0 && t.window > 0, "sizes are positive");
-  for (const gemma4::attention_kind kind : t.layers) {
-    const gemma4::attention_shape& shape = t.attention[static_cast<std::size_t>(kind)];
-    require(shape.head_dim > 0 && shape.head_dim % 2 == 0, "a head consists of pairs");
-    require(shape.kv_heads > 0 && t.heads % shape.kv_heads == 0, "key-value heads divide the query heads");
-  }
-}
 /// Tensors that point into the input: they need no keeping alive.
 std::shared_ptr<const io::tensor_set> checked(io::tensor_set tensors) {
   for (const auto& [name, t] : tensors)
@@ -58,12 +51,12 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
                          error_code::tensor_mismatch};
   const bool target = accepts("input.gguf", refusals, [&] {
     const gemma4::text_config config = gemma4::read_target_config(file);
-    check(config);
+    check_numbers(config);
     read_tokens(gemma4::model<outrider::reference>(config, checked(gemma4::target_tensors(file, config))));
   });
   const bool assistant = accepts("input.gguf", refusals, [&] {
     const gemma4::assistant_config config = gemma4::read_assistant_config(file);
-    check(config.text);
+    check_numbers(config.text);
     gemma4::assistant<outrider::reference>(config, checked(gemma4::assistant_tensors(file, config)));
   });
   require(!target || !assistant, "no file is a target and an assistant");
