@@ -7,6 +7,8 @@
 #include "outrider/backend/ops.hpp"
 #include "outrider/backend/traits.hpp"
 #include "outrider/core/blocks.hpp"
+#include "outrider/core/grouped.hpp"
+#include "outrider/core/int8.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
@@ -31,11 +33,17 @@ inline constexpr bool is_listed<T, type_list<Types...>> = (std::same_as<T, Types
 
 /// The storage types a weight file may hold. Every backend supplies linear_ops for each of them.
 using weight_types = type_list<float, bf16, f16, q4_0, q4_1, q5_0, q5_1, q8_0, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4>;
+/// The formats whose matrices may be rearranged in groups at load, for products with int8 activations. Every backend supplies linear_ops for
+/// each of them, too.
+using grouped_types =
+    type_list<grouped<q4_0>, grouped<q8_0>, grouped<q4_k>, grouped<q5_k>, grouped<q6_k>, grouped<iq4_nl>, grouped<iq4_xs>>;
 /// The element types a KV cache may have. Every backend supplies attention_ops for each of them.
 using kv_types = type_list<float, bf16>;
 
 template <class W>
 concept listed_weight = detail::is_listed<W, weight_types>;
+template <class G>
+concept listed_group = detail::is_listed<G, grouped_types>;
 template <class Kv>
 concept listed_kv = detail::is_listed<Kv, kv_types>;
 
@@ -73,6 +81,18 @@ concept has_gathered_matmul = requires(context_of<B>& ctx, matrix_for<float, B> 
 template <class B, class W>
 concept has_gather_rows = requires(context_of<B>& ctx, matrix_for<float, B> out, weight_for<W, B> w, const token_id* ids, float factor) {
   { linear_ops<B, W>::gather_rows(ctx, out, w, ids, factor) }
+  noexcept->std::same_as<void>;
+};
+
+template <class B, class G>
+concept has_int8_matmul = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const int8_block, B> x, weight_for<G, B> w) {
+  { linear_ops<B, G>::matmul(ctx, out, x, w) }
+  noexcept->std::same_as<void>;
+};
+template <class B, class G>
+concept has_int8_expert_matmul = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const int8_block, B> x,
+                                          weight_for<G, B> w, const std::int32_t* experts) {
+  { linear_ops<B, G>::expert_matmul(ctx, out, x, w, experts) }
   noexcept->std::same_as<void>;
 };
 
@@ -115,6 +135,11 @@ concept has_copy = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix
 template <class B>
 concept has_softcap = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x, float cap) {
   { pointwise_ops<B>::softcap(ctx, out, x, cap) }
+  noexcept->std::same_as<void>;
+};
+template <class B>
+concept has_quantize = requires(context_of<B>& ctx, matrix_for<int8_block, B> out, matrix_for<const float, B> x) {
+  { pointwise_ops<B>::quantize(ctx, out, x) }
   noexcept->std::same_as<void>;
 };
 template <class B>
@@ -172,10 +197,12 @@ concept has_attend = requires(context_of<B>& ctx, matrix_for<float, B> out, matr
 template <class B, class W>
 concept linear_backend =
     has_matmul<B, W> && has_matmul_prompt<B, W> && has_expert_matmul<B, W> && has_gathered_matmul<B, W> && has_gather_rows<B, W>;
+template <class B, class G>
+concept int8_backend = has_int8_matmul<B, G> && has_int8_expert_matmul<B, G> && has_gather_rows<B, G>;
 template <class B>
 concept pointwise_backend = has_rms_norm<B> && has_rope_table<B> && has_rope<B> && has_gelu_mul<B> && has_add<B> && has_scale<B> &&
-    has_copy<B> && has_softcap<B> && has_top_k<B> && has_argmax<B> && has_mask<B> && has_gather_ids<B> && has_scatter_logits<B> &&
-    has_route_experts<B> && has_weighted_sum<B>;
+    has_copy<B> && has_softcap<B> && has_quantize<B> && has_top_k<B> && has_argmax<B> && has_mask<B> && has_gather_ids<B> &&
+    has_scatter_logits<B> && has_route_experts<B> && has_weighted_sum<B>;
 template <class B, class Kv>
 concept attention_backend = has_append<B, Kv> && has_attend<B, Kv>;
 
@@ -199,6 +226,19 @@ consteval bool check_linear() {
   return true;
 }
 
+template <class B, class G>
+consteval bool check_int8() {
+  static_assert(has_int8_matmul<B, G>,
+                "outrider: this backend lacks linear_ops<B, grouped<W>>::matmul(ctx, out, x, w) noexcept for a type of grouped_types");
+  static_assert(has_int8_expert_matmul<B, G>,
+                "outrider: this backend lacks linear_ops<B, grouped<W>>::expert_matmul(ctx, out, x, w, experts) noexcept for a type of "
+                "grouped_types");
+  static_assert(has_gather_rows<B, G>,
+                "outrider: this backend lacks linear_ops<B, grouped<W>>::gather_rows(ctx, out, w, ids, factor) noexcept for a type of "
+                "grouped_types");
+  return true;
+}
+
 template <class B>
 consteval bool check_pointwise() {
   static_assert(has_rms_norm<B>, "outrider: this backend lacks pointwise_ops<B>::rms_norm(ctx, out, x, weight, eps) noexcept");
@@ -210,6 +250,7 @@ consteval bool check_pointwise() {
   static_assert(has_scale<B>, "outrider: this backend lacks pointwise_ops<B>::scale(ctx, out, x, factor) noexcept");
   static_assert(has_copy<B>, "outrider: this backend lacks pointwise_ops<B>::copy(ctx, out, x) noexcept");
   static_assert(has_softcap<B>, "outrider: this backend lacks pointwise_ops<B>::softcap(ctx, out, x, cap) noexcept");
+  static_assert(has_quantize<B>, "outrider: this backend lacks pointwise_ops<B>::quantize(ctx, out, x) noexcept");
   static_assert(has_top_k<B>, "outrider: this backend lacks pointwise_ops<B>::top_k(ctx, ids, x) noexcept");
   static_assert(has_argmax<B>, "outrider: this backend lacks pointwise_ops<B>::argmax(ctx, out, x, ids) noexcept");
   static_assert(has_mask<B>, "outrider: this backend lacks pointwise_ops<B>::mask(ctx, x, ids, banned, count) noexcept");
@@ -232,14 +273,14 @@ consteval bool check_attention() {
   return true;
 }
 
-template <class B, class... W, class... Kv>
-consteval bool check_all(type_list<W...>, type_list<Kv...>) {
-  return (check_linear<B, W>() && ...) && check_pointwise<B>() && (check_attention<B, Kv>() && ...);
+template <class B, class... W, class... G, class... Kv>
+consteval bool check_all(type_list<W...>, type_list<G...>, type_list<Kv...>) {
+  return (check_linear<B, W>() && ...) && (check_int8<B, G>() && ...) && check_pointwise<B>() && (check_attention<B, Kv>() && ...);
 }
 
-template <class B, class... W, class... Kv>
-consteval bool satisfies_all(type_list<W...>, type_list<Kv...>) {
-  return (linear_backend<B, W> && ...) && pointwise_backend<B> && (attention_backend<B, Kv> && ...);
+template <class B, class... W, class... G, class... Kv>
+consteval bool satisfies_all(type_list<W...>, type_list<G...>, type_list<Kv...>) {
+  return (linear_backend<B, W> && ...) && (int8_backend<B, G> && ...) && pointwise_backend<B> && (attention_backend<B, Kv> && ...);
 }
 
 }  // namespace detail
@@ -249,7 +290,7 @@ consteval bool satisfies_all(type_list<W...>, type_list<Kv...>) {
 template <class B>
 consteval bool check_backend() {
   static_assert(backend_tag<B>, "outrider: this type has no backend_traits<B> with space, context, name() and simd()");
-  if constexpr (backend_tag<B>) return detail::check_all<B>(weight_types{}, kv_types{});
+  if constexpr (backend_tag<B>) return detail::check_all<B>(weight_types{}, grouped_types{}, kv_types{});
   return false;
 }
 
@@ -257,6 +298,6 @@ consteval bool check_backend() {
 /// check_backend, because a sentence that names the missing op helps more than an unsatisfied concept. Ask only after the specialisations:
 /// the answer is remembered.
 template <class B>
-concept backend = backend_tag<B> && detail::satisfies_all<B>(weight_types{}, kv_types{});
+concept backend = backend_tag<B> && detail::satisfies_all<B>(weight_types{}, grouped_types{}, kv_types{});
 
 }  // namespace outrider

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/backend/highway/int8_ops.hpp"
 #include "outrider/backend/highway/ops.hpp"
 #include "outrider/backend/highway/table-inl.h"
 #include "outrider/backend/parallel.hpp"
@@ -59,6 +60,8 @@ struct backend_traits<basic_highway<Target, Parallel>> {
 
 template <std::int64_t Target, class Parallel, listed_weight W>
 struct linear_ops<basic_highway<Target, Parallel>, W> : detail::simd_linear<basic_highway_context<Target, Parallel>, Parallel, W> {};
+template <std::int64_t Target, class Parallel, listed_group G>
+struct linear_ops<basic_highway<Target, Parallel>, G> : detail::simd_int8<basic_highway_context<Target, Parallel>, Parallel, G> {};
 template <std::int64_t Target, class Parallel>
 struct pointwise_ops<basic_highway<Target, Parallel>> : detail::simd_pointwise<basic_highway_context<Target, Parallel>, Parallel> {};
 template <std::int64_t Target, class Parallel, listed_kv Kv>

@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/backend/highway/int8_ops.hpp"
 #include "outrider/backend/highway/ops.hpp"
 #include "outrider/backend/parallel.hpp"
 #include "outrider/backend/traits.hpp"
@@ -57,6 +58,8 @@ struct backend_traits<basic_highway_dispatch<Parallel>> {
 
 template <class Parallel, listed_weight W>
 struct linear_ops<basic_highway_dispatch<Parallel>, W> : detail::simd_linear<basic_highway_dispatch_context<Parallel>, Parallel, W> {};
+template <class Parallel, listed_group G>
+struct linear_ops<basic_highway_dispatch<Parallel>, G> : detail::simd_int8<basic_highway_dispatch_context<Parallel>, Parallel, G> {};
 template <class Parallel>
 struct pointwise_ops<basic_highway_dispatch<Parallel>> : detail::simd_pointwise<basic_highway_dispatch_context<Parallel>, Parallel> {};
 template <class Parallel, listed_kv Kv>

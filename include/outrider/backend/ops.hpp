@@ -36,6 +36,13 @@ namespace outrider {
 ///
 /// gather_rows(ctx, out [m, k], w [n, k], ids [m], factor)            out(r) = w(ids[r]) · factor
 ///     Embedding lookup. Only the rows named are touched: w may be larger than memory.
+///
+/// For weights in groups, Weight = grouped<W>, x comes as int8 blocks [m, k / 32] (pointwise_ops' quantize) and there are three ops: matmul,
+/// expert_matmul, and gather_rows, which gives the floats that W stands for. A product is, over the parts of 32 columns in ascending order,
+///     acc ← fma(float(Σ q·x.q), scale · x.d, acc)         the sum is an exact integer; parts with two scales: the first 16 columns, then the others
+///     acc ← fma(minimum, x.sum, acc)                      in formats with minimums
+/// from acc = 0, with the integers q, the scales and the minimum that part_of() in core/grouped.hpp names: one product and one FMA, each
+/// rounded to float. Every backend gives these bits, so outputs are the same on all machines.
 template <class Backend, class Weight>
 struct linear_ops;
 
@@ -58,6 +65,8 @@ struct linear_ops;
 /// scale(ctx, out [m, n], x [m, n], factor)                           out = x · factor                                in place
 /// copy(ctx, out [m, n], x [m, n])                                    out = x
 /// softcap(ctx, out [m, n], x [m, n], cap)                            out = cap · tanh(x / cap)                       in place
+///
+/// quantize(ctx, out [m, n / 32], x [m, n])                           rows as int8 blocks, the bits that core/int8.hpp defines; n a multiple of 32
 ///
 /// top_k(ctx, ids [m, k], x [m, n])                                   columns of the k largest values, falling; ties: lowest column first
 ///     k <= n. A NaN counts as the least.

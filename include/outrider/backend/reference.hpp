@@ -14,6 +14,8 @@
 #include "outrider/backend/ops.hpp"
 #include "outrider/backend/traits.hpp"
 #include "outrider/core/dequantize.hpp"
+#include "outrider/core/grouped.hpp"
+#include "outrider/core/int8.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/space.hpp"
@@ -78,6 +80,59 @@ struct linear_ops<reference, W> {
   }
 };
 
+/// Products with int8 activations: the definition every backend meets bit for bit.
+template <class W>
+  requires listed_group<grouped<W>>
+struct linear_ops<reference, grouped<W>> {
+  using context = reference_context;
+
+  static void matmul(context&, matrix_view<float> out, matrix_view<const int8_block> x, weight_view<grouped<W>> w) noexcept {
+    for (std::size_t r = 0; r < out.rows; ++r)
+      for (std::size_t c = 0; c < out.cols; ++c) out(r, c) = dot(x.row(r), w, c);
+  }
+
+  static void expert_matmul(context&, matrix_view<float> out, matrix_view<const int8_block> x, weight_view<grouped<W>> w,
+                            const std::int32_t* experts) noexcept {
+    for (std::size_t i = 0; i < out.rows; ++i) {  // i = r·s + j
+      const std::size_t r = i * x.rows / out.rows, first = static_cast<std::size_t>(experts[i]) * out.cols;
+      for (std::size_t c = 0; c < out.cols; ++c) out(i, c) = dot(x.row(r), w, first + c);
+    }
+  }
+
+  static void gather_rows(context&, matrix_view<float> out, weight_view<grouped<W>> w, const token_id* ids, float factor) noexcept {
+    for (std::size_t r = 0; r < out.rows; ++r)
+      for_each_part(w, static_cast<std::size_t>(ids[r]), [&](std::size_t p, const int8_weights& part) {
+        for (std::size_t k = 0; k < 32; ++k) {
+          const float product = part.scale[k / 16] * to_float(part.q[k]);
+          out(r, 32 * p + k) = (has_minimum<W> ? product + part.minimum : product) * factor;
+        }
+      });
+  }
+
+ private:
+  static float dot(const int8_block* x, weight_view<grouped<W>> w, std::size_t row) noexcept {
+    float acc = 0;
+    for_each_part(w, row, [&](std::size_t p, const int8_weights& part) {
+      const auto sum = [&](std::size_t first, std::size_t count) {
+        int products = 0;
+        for (std::size_t k = first; k < first + count; ++k) products += part.q[k] * x[p].q[k];
+        return static_cast<float>(products);
+      };
+      for (std::size_t k = 0; k < 32; k += scale_columns<W>) acc = std::fma(sum(k, scale_columns<W>), part.scale[k / 16] * x[p].d, acc);
+      if constexpr (has_minimum<W>) acc = std::fma(part.minimum, x[p].sum, acc);
+    });
+    return acc;
+  }
+
+  /// body(p, part) for the parts of a row, p counted from its beginning.
+  template <class Body>
+  static void for_each_part(weight_view<grouped<W>> w, std::size_t row, Body&& body) noexcept {
+    constexpr std::size_t parts = grouped<W>::parts;
+    const grouped<W>* group = w.group(row / group_rows);
+    for (std::size_t p = 0; p < w.cols / 32; ++p) body(p, part_of(group[p / parts], row % group_rows, p % parts));
+  }
+};
+
 template <>
 struct pointwise_ops<reference> {
   using context = reference_context;
@@ -135,6 +190,11 @@ struct pointwise_ops<reference> {
   static void softcap(context&, matrix_view<float> out, matrix_view<const float> x, float cap) noexcept {
     for (std::size_t r = 0; r < out.rows; ++r)
       for (std::size_t c = 0; c < out.cols; ++c) out(r, c) = static_cast<float>(double{cap} * std::tanh(double{x(r, c)} / double{cap}));
+  }
+
+  static void quantize(context&, matrix_view<int8_block> out, matrix_view<const float> x) noexcept {
+    for (std::size_t r = 0; r < out.rows; ++r)
+      for (std::size_t b = 0; b < out.cols; ++b) outrider::quantize(out(r, b), x.row(r) + 32 * b);
   }
 
   static void top_k(context&, matrix_view<std::int32_t> ids, matrix_view<const float> x) noexcept {

@@ -80,6 +80,16 @@ HWY_INLINE void prefetch(const T* p) {
   hwy::Prefetch(p);
 }
 
+/// The distance at which a stream of weights is asked for ahead of its use, and the request: measured on Zen 3 (AVX2) and Zen 4 (AVX-512).
+constexpr std::size_t prefetch_distance = HWY_CAP_GE512 ? 8192 : 1024;
+HWY_INLINE void prefetch_ahead(const std::byte* p) {
+#if HWY_ARCH_X86 && HWY_CAP_GE512
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+#else
+  hwy::Prefetch(p);
+#endif
+}
+
 HWY_INLINE vec zero() { return hn::Zero(floats()); }
 HWY_INLINE vec set(float value) { return hn::Set(floats(), value); }
 HWY_INLINE float sum_of_lanes(vec v) { return hn::GetLane(hn::SumOfLanes(floats(), v)); }

@@ -7,6 +7,8 @@
 #include <tuple>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/core/grouped.hpp"
+#include "outrider/core/int8.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
@@ -26,6 +28,16 @@ struct linear_kernels {
   void (*widen)(float* out, const W* w, std::size_t n, float factor) noexcept;
 };
 
+/// G is grouped<W>.
+template <class G>
+struct int8_kernels {
+  /// out[i][c] = x[i] · w(c) for i < rows and the columns c of the groups begin <= g < end; x[i] points to cols / 32 blocks.
+  void (*matmul)(float* const* out, const int8_block* const* x, std::size_t rows, weight_view<G> w, std::size_t begin,
+                 std::size_t end) noexcept;
+  /// out [cols] = row `row` of w · factor.
+  void (*widen)(float* out, weight_view<G> w, std::size_t row, float factor) noexcept;
+};
+
 /// The ops of pointwise_ops that touch enough elements to be worth a vector kernel, with the same meaning.
 struct pointwise_kernels {
   void (*rms_norm)(matrix_view<float> out, matrix_view<const float> x, const float* weight, float eps) noexcept;
@@ -36,6 +48,8 @@ struct pointwise_kernels {
   void (*add)(matrix_view<float> out, matrix_view<const float> x, matrix_view<const float> y) noexcept;
   void (*scale)(matrix_view<float> out, matrix_view<const float> x, float factor) noexcept;
   void (*softcap)(matrix_view<float> out, matrix_view<const float> x, float cap) noexcept;
+  /// out [blocks] = x [32 · blocks] as int8 blocks.
+  void (*quantize)(int8_block* out, const float* x, std::size_t blocks) noexcept;
   void (*argmax)(token_id* out, matrix_view<const float> x, matrix_view<const token_id> ids) noexcept;
   void (*weighted_sum)(matrix_view<float> out, matrix_view<const float> x, matrix_view<const float> weights) noexcept;
 };
@@ -58,6 +72,7 @@ struct one_per_type<Kernels, type_list<T...>> {
 struct kernel_table {
   const char* (*target)() noexcept;  // "AVX2"
   one_per_type<linear_kernels, weight_types>::type linear;
+  one_per_type<int8_kernels, grouped_types>::type int8;
   pointwise_kernels pointwise;
   one_per_type<attention_kernels, kv_types>::type attention;
 };

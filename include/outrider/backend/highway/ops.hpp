@@ -19,6 +19,7 @@
 #include "outrider/config.hpp"
 #include "outrider/core/blocks.hpp"
 #include "outrider/core/extents.hpp"
+#include "outrider/core/int8.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
@@ -161,6 +162,11 @@ struct simd_pointwise {
   static void copy(context&, matrix_view<float> out, matrix_view<const float> x) noexcept {
     reference_context scalar;
     pointwise_ops<reference>::copy(scalar, out, x);
+  }
+  static void quantize(context& ctx, matrix_view<int8_block> out, matrix_view<const float> x) noexcept {
+    for_rows(ctx, x, [&](std::size_t first, std::size_t count) {
+      for (std::size_t r = first; r < first + count; ++r) ctx.kernels().pointwise.quantize(out.row(r), x.row(r), out.cols);
+    });
   }
   static void softcap(context& ctx, matrix_view<float> out, matrix_view<const float> x, float cap) noexcept {
     for_rows(ctx, out, [&](std::size_t first, std::size_t count) {

@@ -9,11 +9,15 @@
 #endif
 
 #include <hwy/highway.h>
+#if HWY_ARCH_X86 && !defined(_MSC_VER)
+#include <cpuid.h>
+#endif
 
 #include "outrider/backend/highway/kernel_table.hpp"
 
 #if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 #include "outrider/backend/highway/attention-inl.h"
+#include "outrider/backend/highway/int8_ways-inl.h"
 #include "outrider/backend/highway/linear-inl.h"
 #include "outrider/backend/highway/pointwise-inl.h"
 #endif
@@ -22,27 +26,53 @@ HWY_BEFORE_NAMESPACE();
 namespace outrider {
 namespace HWY_NAMESPACE {
 
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+
 inline const char* target_name() noexcept { return hwy::TargetName(HWY_TARGET); }
 
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
 template <class... W, class... Kv>
-constexpr detail::kernel_table table_of(type_list<W...>, type_list<Kv...>) {
+constexpr detail::kernel_table table_of(const char* (*target)() noexcept,
+                                        detail::one_per_type<detail::int8_kernels, grouped_types>::type int8, type_list<W...>,
+                                        type_list<Kv...>) {
   return {
-      .target = target_name,
+      .target = target,
       .linear = {detail::linear_kernels<W>{matmul<W>, gathered<W>, widen<W>}...},
-      .pointwise = {rms_norm, rope, gelu_mul, add, scale, softcap, argmax, weighted_sum},
+      .int8 = int8,
+      .pointwise = {rms_norm, rope, gelu_mul, add, scale, softcap, quantize_row, argmax, weighted_sum},
       .attention = {detail::attention_kernels<Kv>{attend<Kv>}...},
   };
 }
+
+#if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+inline const char* target_name_with_vnni() noexcept { return HWY_CAP_GE512 ? "AVX3 with VNNI" : "AVX2 with VNNI"; }
+
+/// Whether the CPU has the dot products of bytes in vectors of this target's width: no Highway target that is common says so.
+inline bool has_vnni() noexcept {
+#if defined(_MSC_VER)
+  return false;
+#else
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, HWY_CAP_GE512 ? 0 : 1, &a, &b, &c, &d)) return false;
+  return HWY_CAP_GE512 ? (c >> 11 & 1) != 0 : (a >> 4 & 1) != 0;
+#endif
+}
+#endif
+
 #endif
 
 /// Null on targets without vectors. (Highway's dispatch tables cannot hold noexcept functions.)
 inline const detail::kernel_table* kernels() {
-#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
-  static constexpr detail::kernel_table table = table_of(weight_types{}, kv_types{});
-  return &table;
-#else
+#if HWY_TARGET == HWY_SCALAR || HWY_TARGET == HWY_EMU128
   return nullptr;
+#elif HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
+  static constexpr detail::kernel_table without = table_of(target_name, maddubs::int8_table(grouped_types{}), weight_types{}, kv_types{});
+  static constexpr detail::kernel_table with =
+      table_of(target_name_with_vnni, vnni::int8_table(grouped_types{}), weight_types{}, kv_types{});
+  static const detail::kernel_table* const best = has_vnni() ? &with : &without;
+  return best;
+#else
+  static constexpr detail::kernel_table table = table_of(target_name, widening::int8_table(grouped_types{}), weight_types{}, kv_types{});
+  return &table;
 #endif
 }
 
