@@ -32,9 +32,11 @@ std::vector<outrider::q8_0> random_blocks(std::mt19937& random, std::size_t weig
 std::vector<float> output_of(const outrider::mixture_of_experts<reference>& layer, const std::vector<float>& u) {
   outrider::context_of<reference> ctx;
   outrider::moe_scratch<reference> scratch(rows, hidden, experts, per_token, width);
+  outrider::product_scratch<reference> products(rows, hidden);
   std::vector<std::int32_t> chosen = {0, 1, 2, 0, 1, 2, 1, 0};
   std::vector<float> weights = {0.75f, 0.25f, 0.5f, 0.5f, 1.0f, 2.0f, 0.125f, 0.875f}, out(rows * hidden);
-  layer.forward(ctx, scratch, {out.data(), rows, hidden, hidden}, {u.data(), rows, hidden, hidden},
+  outrider::product_rows<reference> input = products.rows({u.data(), rows, hidden, hidden});
+  layer.forward(ctx, scratch, {out.data(), rows, hidden, hidden}, input,
                 {{chosen.data(), rows, per_token, per_token}, {weights.data(), rows, per_token, per_token}});
   return out;
 }

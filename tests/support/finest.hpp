@@ -8,10 +8,11 @@ namespace outrider::testing {
 
 /// Threads for everything: work is cut wherever it can be, however small. Backends keep small work on one thread, so that the sizes of tests
 /// would never be cut at all.
-struct finest : openmp {
+struct finest : thread_pool {
+  using thread_pool::thread_pool;
   template <class Body>
-  static void for_ranges(unsigned threads, std::size_t count, std::size_t /*grain*/, Body&& body) noexcept {
-    openmp::for_ranges(threads, count, 1, body);
+  void for_ranges(std::size_t count, std::size_t /*grain*/, Body&& body) noexcept {
+    thread_pool::for_ranges(count, 1, body);
   }
 };
 

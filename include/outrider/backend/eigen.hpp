@@ -64,12 +64,7 @@ template <class Simd, class W>
   requires has_linear_ops<Simd, W> && listed_weight<W>
 struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
   static void matmul_prompt(context_of<Simd>& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
-#if defined(_OPENMP)
-    using parallel = openmp;
-#else
-    using parallel = serial;
-#endif
-    parallel::for_ranges(ctx.threads(), w.rows, panel_rows, [&](std::size_t begin, std::size_t end) {
+    const auto panels = [&](std::size_t begin, std::size_t end) noexcept {
       for (std::size_t first = begin; first < end; first += panel_rows) {
         const std::size_t count = (std::min)(panel_rows, end - first);
         const matrix_view<float> part = out.slice_cols(first, count);
@@ -77,7 +72,12 @@ struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
         for (std::size_t c = 0; c < w.cols; c += panel_cols)
           add_panel(ctx, part, x, w.slice_rows(first, count), c, (std::min)(panel_cols, w.cols - c));
       }
-    });
+    };
+    if constexpr (requires { ctx.team(); }) {
+      ctx.team().for_ranges(w.rows, panel_rows, panels);
+    } else {
+      panels(0, w.rows);
+    }
   }
 
  private:

@@ -39,13 +39,14 @@ struct basic_highway {};
 template <std::int64_t Target, class Parallel>
 class basic_highway_context {
  public:
-  /// error_code::argument_invalid for more than 1024 threads.
-  explicit basic_highway_context(execution how = {}) : threads_(detail::threads_for<Parallel>(how)) {}
-  [[nodiscard]] unsigned threads() const noexcept { return threads_; }
+  /// error_code::argument_invalid for more than 1024 threads; std::system_error if the system gives none.
+  explicit basic_highway_context(execution how = {}) : team_(detail::threads_for<Parallel>(how)) {}
+  [[nodiscard]] unsigned threads() const noexcept { return team_.threads(); }
+  [[nodiscard]] Parallel& team() noexcept { return team_; }
   [[nodiscard]] static const detail::kernel_table& kernels() noexcept { return *HWY_NAMESPACE::kernels(); }
 
  private:
-  unsigned threads_;
+  Parallel team_;
 };
 
 template <std::int64_t Target, class Parallel>
@@ -54,31 +55,27 @@ struct backend_traits<basic_highway<Target, Parallel>> {
                 "outrider: basic_highway exists for HWY_STATIC_TARGET only; other targets need highway_dispatch.hpp");
   using space = host_space;
   using context = basic_highway_context<Target, Parallel>;
+  static constexpr bool int8_products = true;
   static constexpr std::string_view name() noexcept { return "highway"; }
   static std::string_view simd() noexcept { return context::kernels().target(); }
 };
 
 template <std::int64_t Target, class Parallel, listed_weight W>
-struct linear_ops<basic_highway<Target, Parallel>, W> : detail::simd_linear<basic_highway_context<Target, Parallel>, Parallel, W> {};
+struct linear_ops<basic_highway<Target, Parallel>, W> : detail::simd_linear<basic_highway_context<Target, Parallel>, W> {};
 template <std::int64_t Target, class Parallel, listed_group G>
-struct linear_ops<basic_highway<Target, Parallel>, G> : detail::simd_int8<basic_highway_context<Target, Parallel>, Parallel, G> {};
+struct linear_ops<basic_highway<Target, Parallel>, G> : detail::simd_int8<basic_highway_context<Target, Parallel>, G> {};
 template <std::int64_t Target, class Parallel>
-struct pointwise_ops<basic_highway<Target, Parallel>> : detail::simd_pointwise<basic_highway_context<Target, Parallel>, Parallel> {};
+struct pointwise_ops<basic_highway<Target, Parallel>> : detail::simd_pointwise<basic_highway_context<Target, Parallel>> {};
 template <std::int64_t Target, class Parallel, listed_kv Kv>
-struct attention_ops<basic_highway<Target, Parallel>, Kv> : detail::simd_attention<basic_highway_context<Target, Parallel>, Parallel, Kv> {
-};
+struct attention_ops<basic_highway<Target, Parallel>, Kv> : detail::simd_attention<basic_highway_context<Target, Parallel>, Kv> {};
 
 /// On the calling thread.
 using highway_serial = basic_highway<HWY_STATIC_TARGET, serial>;
 static_assert(check_backend<highway_serial>());
 
-/// On an OpenMP team where the compiler has OpenMP switched on, else on the calling thread.
-#if defined(_OPENMP)
-using highway = basic_highway<HWY_STATIC_TARGET, openmp>;
+/// On threads that stay.
+using highway = basic_highway<HWY_STATIC_TARGET, thread_pool>;
 static_assert(check_backend<highway>());
-#else
-using highway = highway_serial;
-#endif
 
 }  // namespace outrider
 

@@ -31,24 +31,26 @@ class basic_highway_dispatch_context {
  public:
   /// error_code::argument_invalid for more than 1024 threads, and on a CPU without any of the instruction sets: slow scalar code is never chosen silently.
   explicit basic_highway_dispatch_context(execution how = {})
-      : kernels_(detail::best_kernels()), threads_(detail::threads_for<Parallel>(how)) {
+      : kernels_(detail::best_kernels()), team_(detail::threads_for<Parallel>(how)) {
     if (!kernels_)
       throw error(error_code::argument_invalid,
                   "outrider: backend highway_dispatch: this CPU has none of the vector instruction sets the program was built for "
                   "(x86-64: SSSE3, AVX2, AVX-512; Arm: NEON); use backend reference, which is slow");
   }
-  [[nodiscard]] unsigned threads() const noexcept { return threads_; }
+  [[nodiscard]] unsigned threads() const noexcept { return team_.threads(); }
+  [[nodiscard]] Parallel& team() noexcept { return team_; }
   [[nodiscard]] const detail::kernel_table& kernels() const noexcept { return *kernels_; }
 
  private:
   const detail::kernel_table* kernels_;
-  unsigned threads_;
+  Parallel team_;
 };
 
 template <class Parallel>
 struct backend_traits<basic_highway_dispatch<Parallel>> {
   using space = host_space;
   using context = basic_highway_dispatch_context<Parallel>;
+  static constexpr bool int8_products = true;
   static constexpr std::string_view name() noexcept { return "highway_dispatch"; }
   static std::string_view simd() noexcept {
     const detail::kernel_table* kernels = detail::best_kernels();
@@ -57,25 +59,20 @@ struct backend_traits<basic_highway_dispatch<Parallel>> {
 };
 
 template <class Parallel, listed_weight W>
-struct linear_ops<basic_highway_dispatch<Parallel>, W> : detail::simd_linear<basic_highway_dispatch_context<Parallel>, Parallel, W> {};
+struct linear_ops<basic_highway_dispatch<Parallel>, W> : detail::simd_linear<basic_highway_dispatch_context<Parallel>, W> {};
 template <class Parallel, listed_group G>
-struct linear_ops<basic_highway_dispatch<Parallel>, G> : detail::simd_int8<basic_highway_dispatch_context<Parallel>, Parallel, G> {};
+struct linear_ops<basic_highway_dispatch<Parallel>, G> : detail::simd_int8<basic_highway_dispatch_context<Parallel>, G> {};
 template <class Parallel>
-struct pointwise_ops<basic_highway_dispatch<Parallel>> : detail::simd_pointwise<basic_highway_dispatch_context<Parallel>, Parallel> {};
+struct pointwise_ops<basic_highway_dispatch<Parallel>> : detail::simd_pointwise<basic_highway_dispatch_context<Parallel>> {};
 template <class Parallel, listed_kv Kv>
-struct attention_ops<basic_highway_dispatch<Parallel>, Kv>
-    : detail::simd_attention<basic_highway_dispatch_context<Parallel>, Parallel, Kv> {};
+struct attention_ops<basic_highway_dispatch<Parallel>, Kv> : detail::simd_attention<basic_highway_dispatch_context<Parallel>, Kv> {};
 
 /// On the calling thread.
 using highway_dispatch_serial = basic_highway_dispatch<serial>;
 static_assert(check_backend<highway_dispatch_serial>());
 
-/// On an OpenMP team where the compiler has OpenMP switched on, else on the calling thread.
-#if defined(_OPENMP)
-using highway_dispatch = basic_highway_dispatch<openmp>;
+/// On threads that stay.
+using highway_dispatch = basic_highway_dispatch<thread_pool>;
 static_assert(check_backend<highway_dispatch>());
-#else
-using highway_dispatch = highway_dispatch_serial;
-#endif
 
 }  // namespace outrider

@@ -19,6 +19,8 @@ struct execution {
 ///                     One context serves one thread of the program at a time; `unsigned threads() const noexcept` says how many it uses.
 ///   static std::string_view name() noexcept               "highway"
 ///   static std::string_view simd() noexcept               what the ops run on: "AVX2", "scalar"
+/// and, if quantised weights shall be rearranged in groups and multiplied by int8 activations unless a program asks for something else:
+///   static constexpr bool int8_products = true
 /// A backend that changes a few ops of another one inherits all specialisations and overrides those.
 template <class Backend>
 struct backend_traits;
@@ -32,6 +34,12 @@ template <class T, class Backend>
 using matrix_for = matrix_view<T, space_of<Backend>>;
 template <class W, class Backend>
 using weight_for = weight_view<W, space_of<Backend>>;
+
+template <class Backend>
+inline constexpr bool prefers_int8_products = false;
+template <class Backend>
+  requires requires { backend_traits<Backend>::int8_products; }
+inline constexpr bool prefers_int8_products<Backend> = backend_traits<Backend>::int8_products;
 
 /// A tag with a complete backend_traits specialisation.
 template <class B>

@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -39,6 +40,7 @@ class assistant {
   struct workspace {
     scratch<float, B> input, stream, normed, state, logits;
     std::array<rope_table<B>, 2> rope;
+    product_scratch<B> products;
     block_scratch<B> block;
     typename centroid_head<B>::workspace head;
 
@@ -47,6 +49,7 @@ class assistant {
           stream(1, c.text.hidden_size),
           normed(1, c.text.hidden_size),
           state(1, c.backbone_hidden_size),
+          products(1, (std::max)(2 * c.backbone_hidden_size, c.text.hidden_size)),
           block(c.text, 1) {
       for (const attention_kind kind : attention_kinds)
         rope[static_cast<std::size_t>(kind)] = rope_table<B>(1, c.text.shape(kind).head_dim);
@@ -57,27 +60,28 @@ class assistant {
     }
   };
 
-  /// Finds all weights. Errors: tensor_missing, tensor_mismatch.
-  assistant(assistant_config config, std::shared_ptr<const io::tensor_set> tensors)
-      : config_(std::move(config)), store_(std::move(tensors)) {
+  /// Finds all weights. Errors: tensor_missing, tensor_mismatch, out_of_memory.
+  assistant(assistant_config config, std::shared_ptr<const io::tensor_set> tensors, const load_options& options = {})
+      : config_(std::move(config)), store_(std::move(tensors), options.form) {
     const text_config& c = config_.text;
     const std::size_t T = config_.backbone_hidden_size;
     pre_projection_ = {store_.matrix("pre_projection.weight", c.hidden_size, 2 * T)};
     post_projection_ = {store_.matrix("post_projection.weight", T, c.hidden_size)};
     final_norm_ = {store_.vector("model.norm.weight", c.hidden_size), static_cast<float>(c.rms_norm_eps)};
-    const weight<B> table = c.tied_head ? store_.matrix("model.embed_tokens.weight", c.vocab_size, c.hidden_size)
-                                        : store_.matrix("lm_head.weight", c.vocab_size, c.hidden_size);
-    dense_head_ = {linear<B>{table}, 0};  // a drafter's logits are never capped
+    const char* const table = c.tied_head ? "model.embed_tokens.weight" : "lm_head.weight";
     if (config_.centroid_head)
       centroid_head_ = {linear<B>{store_.matrix("masked_embedding.centroids.weight", config_.centroids, c.hidden_size)},
-                        store_.permutation("masked_embedding.token_ordering", c.vocab_size, config_.centroids), linear<B>{table},
-                        config_.centroid_top_k};
+                        store_.permutation("masked_embedding.token_ordering", c.vocab_size, config_.centroids),
+                        store_.stored_matrix(table, c.vocab_size, c.hidden_size), config_.centroid_top_k};
+    else
+      dense_head_ = {linear<B>{store_.matrix(table, c.vocab_size, c.hidden_size)}, 0};  // a drafter's logits are never capped
     for (const attention_kind kind : attention_kinds) {
       const attention_shape& shape = c.shape(kind);
       frequencies_[static_cast<std::size_t>(kind)] = store_.keep(shape.rope.frequencies(shape.head_dim));
     }
     layers_.reserve(c.layer_count());
     for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(store_, "model.", c, i));
+    store_.rearrange(options);
   }
 
   [[nodiscard]] const assistant_config& config() const noexcept { return config_; }
@@ -98,7 +102,8 @@ class assistant {
     std::array<rope_rows<B>, 2> rope;
     for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, &position, 1, frequencies_[kind]);
 
-    pre_projection_.forward(ctx, h, input(ws), row_kind::decode);
+    product_rows<B> both = ws.products.rows(input(ws));
+    pre_projection_.forward(ctx, h, both, row_kind::decode);
     for (const decoder_layer<B>& layer : layers_) {
       const auto kind = static_cast<std::size_t>(layer.kind);
       layer_keys<B, Kv> seen;
@@ -107,10 +112,11 @@ class assistant {
       layer.forward(ctx, ws.block, h, {}, rope[kind], seen, row_kind::decode, no_observer{});
     }
     final_norm_.forward(ctx, z, h);
-    post_projection_.forward(ctx, ws.state.view(1, config_.backbone_hidden_size), z, row_kind::decode);
-    if (centroid_head_) return centroid_head_->forward(ctx, ws.head, z);
+    product_rows<B> finals = ws.products.rows(z);
+    post_projection_.forward(ctx, ws.state.view(1, config_.backbone_hidden_size), finals, row_kind::decode);
+    if (centroid_head_) return centroid_head_->forward(ctx, ws.head, finals);
     const auto logits = ws.logits.view(1, c.vocab_size);
-    dense_head_.forward(ctx, logits, z);
+    dense_head_.forward(ctx, logits, finals);
     return {logits, {nullptr, 1, c.vocab_size, c.vocab_size}};
   }
 

@@ -35,13 +35,18 @@ struct no_observer {
 template <class B>
 struct block_scratch {
   scratch<float, B> normed, branch, second, ple_gate;  // [m, H] three times, [m, P]
+  product_scratch<B> products;                         // of normed, of the stream, of ple_gate
   attention_scratch<B> attention;
   mlp_scratch<B> mlp;
   moe_scratch<B> moe;
 
   block_scratch() = default;
   block_scratch(const text_config& c, std::size_t max_rows)
-      : normed(max_rows, c.hidden_size), branch(max_rows, c.hidden_size), second(max_rows, c.hidden_size), ple_gate(max_rows, c.ple_width) {
+      : normed(max_rows, c.hidden_size),
+        branch(max_rows, c.hidden_size),
+        second(max_rows, c.hidden_size),
+        ple_gate(max_rows, c.ple_width),
+        products(max_rows, (std::max)(c.hidden_size, c.ple_width)) {
     std::size_t q_cols = 0, kv_cols = 0, width = 0;
     for (std::size_t i = 0; i < c.layer_count(); ++i) {
       q_cols = (std::max)(q_cols, c.heads * c.shape_of(i).head_dim);
@@ -97,14 +102,16 @@ struct decoder_layer {
     const auto normed = s.normed.view(m, width), branch = s.branch.view(m, width);
 
     input_norm.forward(ctx, normed, h);
-    if (keys.own.blocks) self_attention.append(ctx, s.attention, keys.own, normed, rope, keys.first, rows);
-    self_attention.template attend<Kv>(ctx, s.attention, branch, normed, rope, keys.read, keys.window, rows);
+    product_rows<B> attended = s.products.rows(normed);
+    if (keys.own.blocks) self_attention.append(ctx, s.attention, keys.own, attended, rope, keys.first, rows);
+    self_attention.template attend<Kv>(ctx, s.attention, branch, attended, rope, keys.read, keys.window, rows);
     observe(stage::attention_output, index, branch);
     post_attention_norm.forward(ctx, branch, branch);
     pointwise::add(ctx, h, h, branch);
 
     pre_mlp_norm.forward(ctx, normed, h);
-    dense.forward(ctx, s.mlp, branch, normed, rows);
+    product_rows<B> mixed = s.products.rows(normed);
+    dense.forward(ctx, s.mlp, branch, mixed, rows);
     if (moe) {
       moe->post_mlp_norm.forward(ctx, branch, branch);
       const expert_choice<B> choice = moe->experts.route(ctx, s.moe, h, rows);  // reads the stream itself, not its norm
@@ -112,7 +119,8 @@ struct decoder_layer {
       observe(stage::expert_weights, index, choice.weights);
       const auto second = s.second.view(m, width);
       moe->pre_norm.forward(ctx, normed, h);
-      moe->experts.forward(ctx, s.moe, second, normed, choice);
+      product_rows<B> routed = s.products.rows(normed);
+      moe->experts.forward(ctx, s.moe, second, routed, choice);
       moe->post_norm.forward(ctx, second, second);
       pointwise::add(ctx, branch, branch, second);
     }
@@ -121,9 +129,11 @@ struct decoder_layer {
 
     if (per_layer) {
       const auto gate = s.ple_gate.view(m, ple.cols);
-      per_layer->gate.forward(ctx, gate, h, rows);
+      product_rows<B> stream = s.products.rows(h);
+      per_layer->gate.forward(ctx, gate, stream, rows);
       pointwise::gelu_mul(ctx, gate, gate, ple);
-      per_layer->projection.forward(ctx, branch, gate, rows);
+      product_rows<B> gated = s.products.rows(gate);
+      per_layer->projection.forward(ctx, branch, gated, rows);
       per_layer->post_norm.forward(ctx, branch, branch);
       pointwise::add(ctx, h, h, branch);
     }

@@ -75,9 +75,9 @@ bool with_storage(io::dtype type, const F& f) {
 template <class Body>
 void spread(std::size_t count, std::size_t grain, const Body& body) noexcept {
 #if defined(_OPENMP)
-  openmp::for_ranges(openmp::default_threads(), count, grain, body);
+  openmp(openmp::default_threads()).for_ranges(count, grain, body);
 #else
-  serial::for_ranges(1, count, grain, body);
+  serial().for_ranges(count, grain, body);
 #endif
 }
 

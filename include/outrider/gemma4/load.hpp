@@ -74,34 +74,35 @@ inline text_config read_target_directory(const std::filesystem::path& directory)
 }
 
 /// The target behind a path: a Hugging Face directory (config.json, generation_config.json if there is one, and model.safetensors, or shards
-/// with their index), a GGUF file, or a part of a split set of them. Weights stay in the mapped files.
+/// with their index), a GGUF file, or a part of a split set of them. Weights stay in the mapped files, but for quantised matrices that are
+/// rearranged, see load_options.
 /// Errors: file_not_found, file_malformed, config_invalid, model_unsupported, tensor_missing, tensor_mismatch; argument_invalid for a
 /// directory with several GGUF files.
 template <backend_tag B>
-[[nodiscard]] model<B> load_model(const std::filesystem::path& path) {
+[[nodiscard]] model<B> load_model(const std::filesystem::path& path, const load_options& options = {}) {
   const std::filesystem::path place = locate_model(path);
   if (detail::is_directory(place)) {
     text_config config = detail::read_target_directory(place);
-    return model<B>(std::move(config), std::make_shared<const io::tensor_set>(io::load_safetensors(place)));
+    return model<B>(std::move(config), std::make_shared<const io::tensor_set>(io::load_safetensors(place)), options);
   }
   const io::gguf_file file = io::open_gguf(place);
   text_config config = read_target_config(file);
   auto tensors = std::make_shared<const io::tensor_set>(target_tensors(file, config));
-  return model<B>(std::move(config), std::move(tensors));
+  return model<B>(std::move(config), std::move(tensors), options);
 }
 
 /// The assistant behind a path. Paths and errors as for load_model.
 template <backend_tag B>
-[[nodiscard]] assistant<B> load_assistant(const std::filesystem::path& path) {
+[[nodiscard]] assistant<B> load_assistant(const std::filesystem::path& path, const load_options& options = {}) {
   const std::filesystem::path place = locate_model(path);
   if (detail::is_directory(place)) {
     assistant_config config = read_assistant_config(place / "config.json");
-    return assistant<B>(std::move(config), std::make_shared<const io::tensor_set>(io::load_safetensors(place)));
+    return assistant<B>(std::move(config), std::make_shared<const io::tensor_set>(io::load_safetensors(place)), options);
   }
   const io::gguf_file file = io::open_gguf(place);
   assistant_config config = read_assistant_config(file);
   auto tensors = std::make_shared<const io::tensor_set>(assistant_tensors(file, config));
-  return assistant<B>(std::move(config), std::move(tensors));
+  return assistant<B>(std::move(config), std::move(tensors), options);
 }
 
 }  // namespace outrider::gemma4

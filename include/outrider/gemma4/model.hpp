@@ -33,6 +33,7 @@ struct workspace {
   matrix<std::int32_t, host_space> positions;
   scratch<float, B> stream, per_layer, per_layer_tokens, hidden, logits;
   std::array<rope_table<B>, 2> rope;  // by attention_kind
+  product_scratch<B> products;
   block_scratch<B> block;
 
   workspace(const text_config& c, std::size_t max_rows, std::size_t max_wanted)
@@ -42,13 +43,14 @@ struct workspace {
         per_layer_tokens(max_rows, c.layer_count() * c.ple_width),
         hidden(max_wanted, c.hidden_size),
         logits(max_wanted, c.vocab_size),
+        products(max_rows, c.hidden_size),
         block(c, max_rows) {
     for (const attention_kind kind : attention_kinds)
       rope[static_cast<std::size_t>(kind)] = rope_table<B>(max_rows, c.shape(kind).head_dim);
   }
 };
 
-/// A Gemma 4 target: immutable, so one model may serve any number of sequences and threads at once. Weights stay in their file.
+/// A Gemma 4 target: immutable, so one model may serve any number of sequences and threads at once.
 template <backend_tag B>
 class model {
   static_assert(check_backend<B>());
@@ -56,9 +58,9 @@ class model {
  public:
   using backend_type = B;
 
-  /// Finds all weights. Errors: tensor_missing, tensor_mismatch, model_unsupported.
-  model(text_config config, std::shared_ptr<const io::tensor_set> tensors)
-      : config_(std::move(config)), store_(tensors), final_norm_{nullptr, static_cast<float>(config_.rms_norm_eps)} {
+  /// Finds all weights. Errors: tensor_missing, tensor_mismatch, model_unsupported, out_of_memory.
+  model(text_config config, std::shared_ptr<const io::tensor_set> tensors, const load_options& options = {})
+      : config_(std::move(config)), store_(tensors, options.form), final_norm_{nullptr, static_cast<float>(config_.rms_norm_eps)} {
     const text_config& c = config_;
     const std::string prefix = prefix_of(*tensors);
     if (c.kv_shared_layers >= c.layer_count())
@@ -75,7 +77,7 @@ class model {
     if (c.ple_width != 0) {
       const std::size_t width = c.layer_count() * c.ple_width;
       per_layer_tokens_ =
-          embedding<B>::scaled_by_root(store_.matrix(prefix + "embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
+          embedding<B>::scaled_by_root(store_.table(prefix + "embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
       per_layer_projection_ = {store_.matrix(prefix + "per_layer_model_projection.weight", width, c.hidden_size)};
       per_layer_norm_ = {store_.vector(prefix + "per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
     }
@@ -85,6 +87,7 @@ class model {
     }
     layers_.reserve(c.layer_count());
     for (std::size_t i = 0; i < c.layer_count(); ++i) layers_.push_back(load_layer(store_, prefix, c, i));
+    store_.rearrange(options);
   }
 
   [[nodiscard]] const text_config& config() const noexcept { return config_; }
@@ -147,7 +150,8 @@ class model {
     const auto hidden = ws.hidden.view(wanted, c.hidden_size), logits = ws.logits.view(wanted, c.vocab_size);
     if (wanted != 0) {
       final_norm_.forward(ctx, hidden, h.last_rows(wanted));
-      head_.forward(ctx, logits, hidden);
+      product_rows<B> heard = ws.products.rows(hidden);
+      head_.forward(ctx, logits, heard);
     }
     return {logits, hidden};
   }
@@ -169,7 +173,8 @@ class model {
     using pointwise = pointwise_ops<B>;
     const auto tokens = ws.per_layer_tokens.view(out.rows, out.cols);
     per_layer_tokens_.forward(ctx, tokens, ids);
-    per_layer_projection_.forward(ctx, out, x0, rows);
+    product_rows<B> embedded = ws.products.rows(x0);
+    per_layer_projection_.forward(ctx, out, embedded, rows);
     pointwise::scale(ctx, out, out, static_cast<float>(1 / std::sqrt(static_cast<double>(x0.cols))));
     per_layer_norm_.forward(ctx, out.split_cols(config_.ple_width), out.split_cols(config_.ple_width));
     pointwise::add(ctx, out, out, tokens);

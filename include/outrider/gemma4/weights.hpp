@@ -5,18 +5,24 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "outrider/backend/parallel.hpp"
 #include "outrider/core/blocks.hpp"
+#include "outrider/core/extents.hpp"
+#include "outrider/core/grouped.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/storage.hpp"
 #include "outrider/io/dtype_of.hpp"
+#include "outrider/io/mapped_file.hpp"
 #include "outrider/io/tensors.hpp"
 #include "outrider/layers/linear.hpp"
 
@@ -24,23 +30,75 @@ namespace outrider::gemma4 {
 
 static_assert(std::endian::native == std::endian::little, "outrider: weights are used as they lie in the file, which is little-endian");
 
-/// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. Matrices stay in the
-/// file's mapping wherever their alignment allows it (no copy); vectors are widened to float once. Owns what the handed-out views point to; move-only.
+/// In what form quantised matrices are kept.
+enum class weight_form : std::uint8_t {
+  preferred,  // as the backend likes it: grouped where its traits say int8_products, else stored
+  stored,     // as the file has them, multiplied by float activations
+  grouped,    // rearranged in groups of 16 rows, multiplied by int8 activations
+};
+
+/// How a model is loaded.
+struct load_options {
+  weight_form form = weight_form::preferred;
+  /// Told, on the calling thread, how many bytes of how many have been rearranged; what it throws ends the loading.
+  std::function<void(std::size_t done, std::size_t all)> progress = {};
+};
+
+/// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. A matrix that is kept in
+/// groups has memory of its own, and the file's pages of it are released; any other stays in the file's mapping wherever its alignment allows
+/// it (no copy). Vectors are widened to float once. Owns what the handed-out views point to; move-only.
 template <backend_tag B>
 class weight_store {
   static_assert(host_accessible<space_of<B>>, "outrider: weights are read in place, which needs a backend in host memory");
 
  public:
-  explicit weight_store(std::shared_ptr<const io::tensor_set> tensors) : tensors_(std::move(tensors)) {}
+  explicit weight_store(std::shared_ptr<const io::tensor_set> tensors, weight_form form = weight_form::stored)
+      : tensors_(std::move(tensors)),
+        grouped_(form == weight_form::grouped || (form == weight_form::preferred && prefers_int8_products<B>)) {}
 
   [[nodiscard]] const std::string& source() const noexcept { return tensors_->source(); }
   [[nodiscard]] bool has(std::string_view name) const noexcept { return tensors_->find(name) != nullptr; }
 
-  /// A matrix [rows, cols], of any type of weight_types. Errors: tensor_missing; tensor_mismatch for another shape or type.
+  /// A matrix [rows, cols], of any type of weight_types, for products: in groups if the store makes some and the type has that form; their
+  /// contents are there after rearrange(). Errors: tensor_missing; tensor_mismatch for another shape or type; out_of_memory.
   [[nodiscard]] weight<B> matrix(std::string_view name, std::size_t rows, std::size_t cols) { return load(name, {rows, cols}, rows, cols); }
-  /// `count` matrices [rows, cols] in one tensor [count, rows, cols], stacked to [count · rows, cols].
+  /// `count` matrices [rows, cols] in one tensor [count, rows, cols], stacked to [count · rows, cols]; in groups only if none holds rows of two.
   [[nodiscard]] weight<B> stacked(std::string_view name, std::size_t count, std::size_t rows, std::size_t cols) {
-    return load(name, {count, rows, cols}, count * rows, cols);
+    return load(name, {count, rows, cols}, count * rows, cols, rows % group_rows == 0);
+  }
+  /// A matrix [rows, cols] as the file has it, for products with single rows.
+  [[nodiscard]] stored_weight<B> stored_matrix(std::string_view name, std::size_t rows, std::size_t cols) {
+    return as_stored<stored_weight<B>>(find(name, {rows, cols}), rows, cols);
+  }
+  /// A table [rows, cols] whose rows are looked up, as the file has it: nothing of it is read here, it may be larger than memory.
+  [[nodiscard]] weight<B> table(std::string_view name, std::size_t rows, std::size_t cols) {
+    return as_stored<weight<B>>(find(name, {rows, cols}), rows, cols);
+  }
+
+  /// Fills the matrices in groups handed out so far, on all cores, and gives the file's pages of them back to the system.
+  void rearrange(const load_options& options) {
+    if (tasks_.empty()) return;
+    std::size_t done = 0, all = 0, told = 0;
+    for (const task& t : tasks_) all += t.source.size();
+    const auto tell = [&](std::size_t bytes) {
+      const std::size_t percent = bytes / (all / 100 + 1);
+      if (options.progress && (percent != told || bytes == all)) options.progress(bytes, all);
+      told = percent;
+    };
+    thread_pool team(thread_pool::default_threads());
+    for (const task& t : tasks_) {
+      buffer<std::byte, host_space> aligned;
+      const std::byte* const source = aligned_bytes(t.source, t.alignment, aligned);
+      const std::size_t group_bytes = t.source.size() / t.groups, piece = piece_bytes / (group_bytes + 1) + 1;
+      for (std::size_t first = 0; first < t.groups; first += piece) {  // in pieces, so that progress is steady
+        const std::size_t count = (std::min)(piece, t.groups - first);
+        team.for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept { t.fill(t, source, first + begin, first + end); });
+        if (first + count < t.groups) tell(done + group_bytes * (first + count));
+      }
+      io::release_pages(t.source);
+      tell(done += t.source.size());
+    }
+    tasks_.clear();
   }
 
   /// A vector [n] of F32, BF16 or F16 as floats.
@@ -88,34 +146,75 @@ class weight_store {
     return t;
   }
 
-  weight<B> load(std::string_view name, const std::vector<std::size_t>& shape, std::size_t rows, std::size_t cols) {
+  weight<B> load(std::string_view name, const std::vector<std::size_t>& shape, std::size_t rows, std::size_t cols,
+                 bool may_be_grouped = true) {
     const io::tensor& t = find(name, shape);
+    if (!grouped_ || !may_be_grouped) return as_stored<weight<B>>(t, rows, cols);
     std::optional<weight<B>> loaded;
+    [&]<class... W>(type_list<grouped<W>...>) {
+      ((t.type == io::dtype_of<W> ? static_cast<void>(loaded = in_groups<W>(t, rows, cols)) : void()), ...);
+    }(grouped_types{});
+    return loaded ? *std::move(loaded) : as_stored<weight<B>>(t, rows, cols);
+  }
+
+  /// The tensor where it lies. Weight is a variant.
+  template <class Weight>
+  Weight as_stored(const io::tensor& t, std::size_t rows, std::size_t cols) {
+    std::optional<Weight> loaded;
     std::string allowed;
-    for_each_weight_type([&]<class W>() {
-      if (t.type == io::dtype_of<W>) loaded = in_place<W>(t, rows, cols);
-      allowed += (allowed.empty() ? "" : ", ") + std::string(io::name_of(io::dtype_of<W>));
-    });
+    [&]<class... W>(type_list<W...>) {
+      ((t.type == io::dtype_of<W> ? static_cast<void>(loaded = in_place<W>(t, rows, cols)) : void()), ...);
+      if (!loaded) ((allowed += (allowed.empty() ? "" : ", ") + std::string(io::name_of(io::dtype_of<W>))), ...);
+    }(weight_types{});
     if (!loaded) throw wrong_type(t, allowed);
     return *std::move(loaded);
   }
 
-  template <class Body>
-  static void for_each_weight_type(Body&& body) {
-    [&]<class... W>(type_list<W...>) { (body.template operator()<W>(), ...); }(weight_types{});
+  template <class W>
+  weight_for<W, B> in_place(const io::tensor& t, std::size_t rows, std::size_t cols) {
+    static_assert(io::describe(io::dtype_of<W>).bytes == sizeof(W) && io::describe(io::dtype_of<W>).elements == elements_of<W>);
+    buffer<std::byte, space_of<B>> aligned;
+    const std::byte* const data = aligned_bytes(t.bytes, alignof(W), aligned);
+    if (aligned.size() != 0) bytes_.push_back(std::move(aligned));
+    return weight_for<W, B>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
   }
 
+  /// `bytes`, or their copy in `copy` if they lie at an address that is legal in a file but not for the processor.
+  template <class Space>
+  static const std::byte* aligned_bytes(std::span<const std::byte> bytes, std::size_t alignment, buffer<std::byte, Space>& copy) {
+    if (reinterpret_cast<std::uintptr_t>(bytes.data()) % alignment == 0) return bytes.data();
+    copy = buffer<std::byte, Space>(bytes.size());
+    std::memcpy(copy.data(), bytes.data(), bytes.size());
+    return copy.data();
+  }
+
+  /// Memory for the tensor in groups, to be filled by rearrange().
   template <class W>
-  weight<B> in_place(const io::tensor& t, std::size_t rows, std::size_t cols) {
-    static_assert(io::describe(io::dtype_of<W>).bytes == sizeof(W) && io::describe(io::dtype_of<W>).elements == elements_of<W>);
-    const std::byte* data = t.bytes.data();
-    if (reinterpret_cast<std::uintptr_t>(data) % alignof(W) != 0) {  // legal in a file, not for the processor
-      buffer<std::byte, space_of<B>> aligned(t.bytes.size());
-      std::memcpy(aligned.data(), data, t.bytes.size());
-      bytes_.push_back(std::move(aligned));
-      data = bytes_.back().data();
+  weight_for<grouped<W>, B> in_groups(const io::tensor& t, std::size_t rows, std::size_t cols) {
+    const std::size_t groups = divide_up(rows, group_rows), records = cols / W::elements;
+    auto* const out = reinterpret_cast<grouped<W>*>(take(groups * records * sizeof(grouped<W>)));
+    if (groups != 0)
+      tasks_.push_back({t.bytes, alignof(W), rows, cols, groups, out,
+                        [](const task& job, const std::byte* source, std::size_t begin, std::size_t end) noexcept {
+                          const weight_view<W> w{reinterpret_cast<const W*>(source), job.rows, job.cols, job.cols / W::elements};
+                          for (std::size_t g = begin; g < end; ++g)
+                            group(static_cast<grouped<W>*>(job.out) + g * w.stride, w, g * group_rows,
+                                  (std::min)(group_rows, w.rows - g * group_rows));
+                        }});
+    return {out, rows, cols, records};
+  }
+
+  /// Zeroed memory, cut from slabs: matrices lie one behind the other, whatever their sizes, and the system can back them with large pages.
+  std::byte* take(std::size_t bytes) {
+    bytes = divide_up(bytes, buffer_alignment) * buffer_alignment;
+    if (bytes > room_.size()) {
+      const std::size_t size = (std::max)(bytes, slab_bytes);
+      room_ = {bytes_.emplace_back(size).data(), size};
+      prefer_large_pages(room_);
     }
-    return weight_for<W, B>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
+    std::byte* const taken = room_.data();
+    room_ = room_.subspan(bytes);
+    return taken;
   }
 
   template <class T>
@@ -162,10 +261,24 @@ class weight_store {
     return out + "]";
   }
 
+  static constexpr std::size_t buffer_alignment = 64;
+  static constexpr std::size_t slab_bytes = 32 * 1024 * 1024, piece_bytes = 16 * 1024 * 1024;
+
+  /// A matrix to rearrange.
+  struct task {
+    std::span<const std::byte> source;
+    std::size_t alignment, rows, cols, groups;
+    void* out;  // grouped<W>
+    void (*fill)(const task&, const std::byte* aligned_source, std::size_t begin, std::size_t end) noexcept;
+  };
+
   std::shared_ptr<const io::tensor_set> tensors_;
+  bool grouped_;
+  std::vector<task> tasks_;
   std::vector<buffer<float, space_of<B>>> floats_;
   std::vector<buffer<token_id, space_of<B>>> ids_;
   std::vector<buffer<std::byte, space_of<B>>> bytes_;
+  std::span<std::byte> room_;  // what is left of the last slab
 };
 
 }  // namespace outrider::gemma4

@@ -143,7 +143,7 @@ struct tensor {
   std::string name;
   dtype type = dtype::f32;
   std::vector<std::size_t> shape;    // outermost first
-  std::span<const std::byte> bytes;  // alignment: whatever the file gave
+  std::span<const std::byte> bytes;  // of a mapped_file, whose pages a loader may release; alignment: whatever the file gave
   std::string file;                  // for error messages
 };
 

@@ -14,11 +14,12 @@ namespace outrider {
 template <class B>
 struct attention_scratch {
   scratch<float, B> q, k, v, mixed;
+  product_scratch<B> products;
 
   attention_scratch() = default;
   /// q_cols, kv_cols: the widest heads · head_dim of any layer.
   attention_scratch(std::size_t max_rows, std::size_t q_cols, std::size_t kv_cols)
-      : q(max_rows, q_cols), k(max_rows, kv_cols), v(max_rows, kv_cols), mixed(max_rows, q_cols) {}
+      : q(max_rows, q_cols), k(max_rows, kv_cols), v(max_rows, kv_cols), mixed(max_rows, q_cols), products(max_rows, q_cols) {}
 };
 
 /// Grouped-query attention with normed heads:  out = Wo · attend(rope(norm(Wq x)), keys, values).
@@ -35,9 +36,9 @@ struct attention {
   /// Projects x [m, H] (normed) to keys and values and writes them to `cache` at positions first … first + m - 1:
   /// k = rope(norm(Wk x) · k_norm), v = norm(Wv x) without weight or rotation.
   template <class Kv>
-  void append(context_of<B>& ctx, attention_scratch<B>& s, kv_view<Kv, space_of<B>> cache, matrix_for<const float, B> x,
-              const rope_rows<B>& rope, std::size_t first, row_kind kind) const noexcept {
-    const auto k = s.k.view(x.rows, kv_heads * head_dim), v = s.v.view(x.rows, kv_heads * head_dim);
+  void append(context_of<B>& ctx, attention_scratch<B>& s, kv_view<Kv, space_of<B>> cache, product_rows<B>& x, const rope_rows<B>& rope,
+              std::size_t first, row_kind kind) const noexcept {
+    const auto k = s.k.view(x.count(), kv_heads * head_dim), v = s.v.view(x.count(), kv_heads * head_dim);
     k_proj.forward(ctx, k, x, kind);
     if (k_eq_v)
       pointwise_ops<B>::copy(ctx, v, k);  // before k's norm and rotation
@@ -51,14 +52,15 @@ struct attention {
 
   /// out [m, H] from x [m, H] (normed), over the keys of `cache` that `window` lets each row see.
   template <class Kv>
-  void attend(context_of<B>& ctx, attention_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> x, const rope_rows<B>& rope,
+  void attend(context_of<B>& ctx, attention_scratch<B>& s, matrix_for<float, B> out, product_rows<B>& x, const rope_rows<B>& rope,
               kv_view<const Kv, space_of<B>> cache, key_window window, row_kind kind) const noexcept {
-    const auto q = s.q.view(x.rows, heads * head_dim), mixed = s.mixed.view(x.rows, heads * head_dim);
+    const auto q = s.q.view(x.count(), heads * head_dim), mixed = s.mixed.view(x.count(), heads * head_dim);
     q_proj.forward(ctx, q, x, kind);
     q_norm.forward(ctx, q.split_cols(head_dim), q.split_cols(head_dim));
     rope.apply(ctx, q.split_cols(head_dim));
     attention_ops<B, Kv>::attend(ctx, mixed, q, cache, window);
-    o_proj.forward(ctx, out, mixed, kind);
+    product_rows<B> mixed_rows = s.products.rows(mixed);
+    o_proj.forward(ctx, out, mixed_rows, kind);
   }
 };
 

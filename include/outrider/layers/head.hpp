@@ -2,6 +2,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <variant>
 
 #include "outrider/layers/linear.hpp"
 #include "outrider/layers/scratch.hpp"
@@ -15,7 +16,7 @@ struct dense_head {
   float softcap = 0;     // 0 = none
 
   /// logits [m, V] from y [m, H], the stream after the final norm. Always row-exact: the rows of a prompt that get logits are decoded rows.
-  void forward(context_of<B>& ctx, matrix_for<float, B> logits, matrix_for<const float, B> y) const noexcept {
+  void forward(context_of<B>& ctx, matrix_for<float, B> logits, product_rows<B>& y) const noexcept {
     projection.forward(ctx, logits, y, row_kind::decode);
     if (softcap != 0) pointwise_ops<B>::softcap(ctx, logits, logits, softcap);
   }
@@ -33,7 +34,7 @@ template <class B>
 struct centroid_head {
   linear<B> centroids;                     // [C, H]
   matrix_for<const token_id, B> ordering;  // [C, V / C]: the ids of each cluster
-  linear<B> projection;                    // [V, H] in vocabulary order
+  stored_weight<B> projection;             // [V, H] in vocabulary order, as stored: single rows are read
   std::size_t top_k = 0;                   // clusters kept
 
   /// Scratch for `max_rows` rows: what forward() returns points into it.
@@ -51,15 +52,16 @@ struct centroid_head {
   };
 
   /// The candidates of y [m, H]; their clusters, by falling score, stay in s.clusters as [m, top_k].
-  candidates<B> forward(context_of<B>& ctx, workspace& s, matrix_for<const float, B> y) const noexcept {
-    const auto scores = s.scores.view(y.rows, ordering.rows);
-    const auto clusters = s.clusters.view(y.rows, top_k);
-    const auto ids = s.ids.view(y.rows, top_k * ordering.cols);
-    const auto logits = s.logits.view(y.rows, top_k * ordering.cols);
+  candidates<B> forward(context_of<B>& ctx, workspace& s, product_rows<B>& y) const noexcept {
+    const auto scores = s.scores.view(y.count(), ordering.rows);
+    const auto clusters = s.clusters.view(y.count(), top_k);
+    const auto ids = s.ids.view(y.count(), top_k * ordering.cols);
+    const auto logits = s.logits.view(y.count(), top_k * ordering.cols);
     centroids.forward(ctx, scores, y, row_kind::decode);
     pointwise_ops<B>::top_k(ctx, clusters, scores);
     pointwise_ops<B>::gather_ids(ctx, ids, ordering, clusters);
-    projection.forward_at(ctx, logits, y, ids);
+    std::visit([&]<class W>(const weight_view<W, space_of<B>>& w) { linear_ops<B, W>::gathered_matmul(ctx, logits, y.floats(), w, ids); },
+               projection);
     return {logits, ids};
   }
 };

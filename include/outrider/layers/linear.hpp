@@ -1,25 +1,80 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 #include <cstdint>
 #include <variant>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/core/int8.hpp"
+#include "outrider/layers/scratch.hpp"
 
 namespace outrider {
 
 namespace detail {
-template <class List, class B>
+template <class B, class... Lists>
 struct weight_variant;
-template <class... W, class B>
-struct weight_variant<type_list<W...>, B> {
-  using type = std::variant<weight_for<W, B>...>;
+template <class B, class... W, class... G>
+struct weight_variant<B, type_list<W...>, type_list<G...>> {
+  using type = std::variant<weight_for<W, B>..., weight_for<G, B>...>;
 };
 }  // namespace detail
 
-/// A stored matrix of one of the formats of weight_types. Formats differ per tensor inside one file, so the choice is made once per
+/// A matrix of one of the formats of weight_types, as a file has it. Formats differ per tensor inside one file, so the choice is made once per
 /// product: one predictable branch per weight.
 template <class B>
-using weight = typename detail::weight_variant<weight_types, B>::type;
+using stored_weight = typename detail::weight_variant<B, weight_types, type_list<>>::type;
+
+/// The same, or rearranged in groups for products with int8 activations.
+template <class B>
+using weight = typename detail::weight_variant<B, weight_types, grouped_types>::type;
+
+/// Rows that products read: floats, and the int8 blocks that products with grouped weights want, made when the first of them asks. All products
+/// of the same rows share one of these. Borrows both.
+template <class B>
+class product_rows {
+ public:
+  /// x [m, k]; blocks [m, k / 32] to write to.
+  product_rows(matrix_for<const float, B> x, matrix_for<int8_block, B> blocks) noexcept : x_(x), blocks_(blocks) {}
+
+  [[nodiscard]] std::size_t count() const noexcept { return x_.rows; }
+  [[nodiscard]] std::size_t width() const noexcept { return x_.cols; }
+  [[nodiscard]] matrix_for<const float, B> floats() const noexcept { return x_; }
+  [[nodiscard]] matrix_for<const int8_block, B> blocks(context_of<B>& ctx) noexcept {
+    if (!made_) pointwise_ops<B>::quantize(ctx, blocks_, x_);
+    made_ = true;
+    return blocks_;
+  }
+  /// What a product with a weight stored as W reads.
+  template <class W>
+  [[nodiscard]] auto for_weight([[maybe_unused]] context_of<B>& ctx) noexcept {
+    if constexpr (listed_group<W>) {
+      return blocks(ctx);
+    } else {
+      return x_;
+    }
+  }
+
+ private:
+  matrix_for<const float, B> x_;
+  matrix_for<int8_block, B> blocks_;
+  bool made_ = false;
+};
+
+/// Room for the int8 blocks of rows that products read.
+template <class B>
+class product_scratch {
+ public:
+  product_scratch() = default;
+  product_scratch(std::size_t max_rows, std::size_t max_cols) : blocks_(max_rows, max_cols / int8_block::elements) {}
+
+  /// x [m, k], ready for products until the next call.
+  [[nodiscard]] product_rows<B> rows(matrix_for<const float, B> x) noexcept {
+    return {x, blocks_.view(x.rows, x.cols / int8_block::elements)};
+  }
+
+ private:
+  scratch<int8_block, B> blocks_;
+};
 
 /// What the rows of a pass are. Prompt rows may take a product that rounds differently (the backend's matmul_prompt); rows that are decoded
 /// or verified never do. The caller knows which it has; it is never guessed from the number of rows.
@@ -31,21 +86,18 @@ struct linear {
   weight<B> w;  // [out, in]
 
   /// y [m, out] from x [m, in].
-  void forward(context_of<B>& ctx, matrix_for<float, B> y, matrix_for<const float, B> x, row_kind kind) const noexcept {
+  void forward(context_of<B>& ctx, matrix_for<float, B> y, product_rows<B>& x, row_kind kind) const noexcept {
     std::visit(
         [&]<class W>(const weight_view<W, space_of<B>>& view) {
-          if (kind == row_kind::prompt)
-            linear_ops<B, W>::matmul_prompt(ctx, y, x, view);
-          else
-            linear_ops<B, W>::matmul(ctx, y, x, view);
+          if constexpr (listed_group<W>) {
+            linear_ops<B, W>::matmul(ctx, y, x.blocks(ctx), view);
+          } else if (kind == row_kind::prompt) {
+            linear_ops<B, W>::matmul_prompt(ctx, y, x.floats(), view);
+          } else {
+            linear_ops<B, W>::matmul(ctx, y, x.floats(), view);
+          }
         },
         w);
-  }
-
-  /// y [m, c]: the products with rows ids(r, ·) of the weight alone.
-  void forward_at(context_of<B>& ctx, matrix_for<float, B> y, matrix_for<const float, B> x,
-                  matrix_for<const token_id, B> ids) const noexcept {
-    std::visit([&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::gathered_matmul(ctx, y, x, view, ids); }, w);
   }
 };
 

@@ -10,9 +10,11 @@ namespace outrider {
 template <class B>
 struct mlp_scratch {
   scratch<float, B> gate, up;
+  product_scratch<B> products;
 
   mlp_scratch() = default;
-  mlp_scratch(std::size_t max_rows, std::size_t max_width) : gate(max_rows, max_width), up(max_rows, max_width) {}
+  mlp_scratch(std::size_t max_rows, std::size_t max_width)
+      : gate(max_rows, max_width), up(max_rows, max_width), products(max_rows, max_width) {}
 };
 
 /// out = Wdown · (gelu_tanh(Wgate x) ⊙ (Wup x)).
@@ -23,13 +25,13 @@ struct mlp {
   std::size_t width = 0;         // I
 
   /// out [m, H] from x [m, H].
-  void forward(context_of<B>& ctx, mlp_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> x,
-               row_kind kind) const noexcept {
-    const auto gate = s.gate.view(x.rows, width), up = s.up.view(x.rows, width);
+  void forward(context_of<B>& ctx, mlp_scratch<B>& s, matrix_for<float, B> out, product_rows<B>& x, row_kind kind) const noexcept {
+    const auto gate = s.gate.view(x.count(), width), up = s.up.view(x.count(), width);
     gate_proj.forward(ctx, gate, x, kind);
     up_proj.forward(ctx, up, x, kind);
     pointwise_ops<B>::gelu_mul(ctx, gate, gate, up);
-    down_proj.forward(ctx, out, gate, kind);
+    product_rows<B> hidden = s.products.rows(gate);
+    down_proj.forward(ctx, out, hidden, kind);
   }
 };
 

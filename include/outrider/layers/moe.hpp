@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -22,6 +23,7 @@ template <class B>
 struct moe_scratch {
   scratch<float, B> normed, logits, weights, gate_up, out;
   scratch<std::int32_t, B> experts;
+  product_scratch<B> products;  // of the router's rows, then of the experts' hidden ones
 
   moe_scratch() = default;
   moe_scratch(std::size_t max_rows, std::size_t hidden, std::size_t expert_count, std::size_t per_token, std::size_t width)
@@ -30,7 +32,8 @@ struct moe_scratch {
         weights(max_rows, per_token),
         gate_up(max_rows * per_token, 2 * width),
         out(max_rows * per_token, hidden),
-        experts(max_rows, per_token) {}
+        experts(max_rows, per_token),
+        products(max_rows, (std::max)(hidden, per_token * width)) {}
 };
 
 /// A mixture of gated MLPs. The router reads the un-normed residual r, the experts its norm u:
@@ -53,30 +56,34 @@ struct mixture_of_experts {
     const auto z = s.normed.view(r.rows, r.cols), logits = s.logits.view(r.rows, experts);
     router_norm.forward(ctx, z, r);
     pointwise_ops<B>::scale(ctx, z, z, router_factor);
-    router.forward(ctx, logits, z, kind);
+    product_rows<B> rows = s.products.rows(z);
+    router.forward(ctx, logits, rows, kind);
     const expert_choice<B> choice{s.experts.view(r.rows, per_token), s.weights.view(r.rows, per_token)};
     pointwise_ops<B>::route_experts(ctx, choice.experts, choice.weights, logits, per_expert_scale);
     return choice;
   }
 
   /// out [m, H] from u [m, H] through the chosen experts.
-  void forward(context_of<B>& ctx, moe_scratch<B>& s, matrix_for<float, B> out, matrix_for<const float, B> u,
+  void forward(context_of<B>& ctx, moe_scratch<B>& s, matrix_for<float, B> out, product_rows<B>& u,
                const expert_choice<B>& choice) const noexcept {
-    const std::size_t slots = u.rows * per_token;
-    const auto both = s.gate_up.view(slots, 2 * width), y = s.out.view(slots, u.cols);
+    const std::size_t slots = u.count() * per_token;
+    const auto both = s.gate_up.view(slots, 2 * width), y = s.out.view(slots, u.width());
     const auto gate = both.slice_cols(0, width), up_rows = both.slice_cols(width, width);
     expert_products(ctx, up ? gate : both, u, gate_up, choice);
     if (up) expert_products(ctx, up_rows, u, *up, choice);
     pointwise_ops<B>::gelu_mul(ctx, gate, gate, up_rows);
-    expert_products(ctx, y, gate, down, choice);
+    product_rows<B> hidden = s.products.rows(gate);
+    expert_products(ctx, y, hidden, down, choice);
     pointwise_ops<B>::weighted_sum(ctx, out, y, choice.weights);
   }
 
  private:
-  static void expert_products(context_of<B>& ctx, matrix_for<float, B> y, matrix_for<const float, B> x, const weight<B>& w,
+  static void expert_products(context_of<B>& ctx, matrix_for<float, B> y, product_rows<B>& x, const weight<B>& w,
                               const expert_choice<B>& choice) noexcept {
     std::visit(
-        [&]<class W>(const weight_view<W, space_of<B>>& view) { linear_ops<B, W>::expert_matmul(ctx, y, x, view, choice.experts.data); },
+        [&]<class W>(const weight_view<W, space_of<B>>& view) {
+          linear_ops<B, W>::expert_matmul(ctx, y, x.template for_weight<W>(ctx), view, choice.experts.data);
+        },
         w);
   }
 };

@@ -17,30 +17,28 @@
 namespace outrider::detail {
 
 /// linear_ops over int8_kernels<G>, G = grouped<W>. Threads take whole groups.
-template <class Context, class Parallel, class G>
+template <class Context, class G>
 struct simd_int8 {
   using context = Context;
 
   static void matmul(context& ctx, matrix_view<float> out, matrix_view<const int8_block> x, weight_view<G> w) noexcept {
-    Parallel::for_ranges(ctx.threads(), w.groups(), grain_of(group_bytes(w) * divide_up(x.rows, 4)),
-                         [&](std::size_t begin, std::size_t end) {
-                           row_list rows(ctx, w, begin, end);
-                           for (std::size_t r = 0; r < x.rows; ++r) rows.push(out.row(r), x.row(r));
-                         });
+    ctx.team().for_ranges(w.groups(), grain_of(group_bytes(w) * divide_up(x.rows, 4)), [&](std::size_t begin, std::size_t end) {
+      row_list rows(ctx, w, begin, end);
+      for (std::size_t r = 0; r < x.rows; ++r) rows.push(out.row(r), x.row(r));
+    });
   }
 
   static void expert_matmul(context& ctx, matrix_view<float> out, matrix_view<const int8_block> x, weight_view<G> w,
                             const std::int32_t* experts) noexcept {
     if (out.rows == 0 || out.cols == 0) return;
     const std::size_t all = w.rows / out.cols, active = out.rows / x.rows, groups = divide_up(out.cols, group_rows);
-    Parallel::for_ranges(ctx.threads(), groups, grain_of(group_bytes(w) * (std::min)(out.rows, all)),
-                         [&](std::size_t begin, std::size_t end) {
-                           for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
-                             row_list rows(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
-                             for (std::size_t i = 0; i < out.rows; ++i)
-                               if (static_cast<std::size_t>(experts[i]) == e) rows.push(out.row(i), x.row(i / active));
-                           }
-                         });
+    ctx.team().for_ranges(groups, grain_of(group_bytes(w) * (std::min)(out.rows, all)), [&](std::size_t begin, std::size_t end) {
+      for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
+        row_list rows(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
+        for (std::size_t i = 0; i < out.rows; ++i)
+          if (static_cast<std::size_t>(experts[i]) == e) rows.push(out.row(i), x.row(i / active));
+      }
+    });
   }
 
   static void gather_rows(context& ctx, matrix_view<float> out, weight_view<G> w, const token_id* ids, float factor) noexcept {

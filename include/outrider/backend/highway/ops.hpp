@@ -1,7 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// The ops of a backend over a kernel table: how the work is cut, for every op once. A backend that uses them has a context with threads()
-// and kernels(), and a policy of backend/parallel.hpp.
+// The ops of a backend over a kernel table: how the work is cut, for every op once. A backend that uses them has a context with kernels()
+// and team(), a policy of backend/parallel.hpp.
 #pragma once
 #include <algorithm>
 #include <concepts>
@@ -27,13 +27,11 @@
 
 namespace outrider::detail {
 
-/// What a piece of work must read or write to be worth a thread of its own. A waiting team wakes in 1.5 µs, as long as reading 64 KiB takes, but
-/// where another program holds a core the team waits for the scheduler, milliseconds: small work is not worth that risk. Measured with a busy
-/// neighbour on two cores, tiny pair: 9 to 2700 tokens/s with 64 KiB, what one thread reaches with this.
-inline constexpr std::size_t bytes_per_thread = 1024 * 1024;
+/// What a range of work must read or write to be worth handing to another thread, which costs the caller about a microsecond.
+inline constexpr std::size_t bytes_per_range = 64 * 1024;
 
-/// How many items of `bytes` each make a piece.
-[[nodiscard]] constexpr std::size_t grain_of(std::size_t bytes) noexcept { return bytes_per_thread / (bytes + 1) + 1; }
+/// How many items of `bytes` each make a range.
+[[nodiscard]] constexpr std::size_t grain_of(std::size_t bytes) noexcept { return bytes_per_range / (bytes + 1) + 1; }
 
 /// How many threads a context with the policy Parallel uses. error_code::argument_invalid for more than the OpenMP runtime could be trusted to
 /// start: it ends the program where it cannot.
@@ -43,18 +41,17 @@ template <class Parallel>
   if (how.threads > most_threads)
     throw error(error_code::argument_invalid, "outrider: " + std::to_string(how.threads) + " threads asked for; allowed: 1 to " +
                                                   std::to_string(most_threads) + ", or 0 for one per core");
-  if (std::same_as<Parallel, serial>) return 1;
   return how.threads == 0 ? Parallel::default_threads() : how.threads;
 }
 
 /// linear_ops over linear_kernels<W>.
-template <class Context, class Parallel, class W>
+template <class Context, class W>
 struct simd_linear {
   using context = Context;
 
   static void matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
     const std::size_t most = rows_in_cache(w.cols), passes = divide_up(x.rows, 4);  // four rows of x a pass over the weights
-    Parallel::for_ranges(ctx.threads(), w.rows, grain_of(row_bytes(w) * passes), [&](std::size_t begin, std::size_t end) {
+    ctx.team().for_ranges(w.rows, grain_of(row_bytes(w) * passes), [&](std::size_t begin, std::size_t end) {
       row_list rows;
       for (std::size_t r = 0; r < x.rows; ++r) {
         rows.push(out.row(r), x.row(r));
@@ -71,22 +68,20 @@ struct simd_linear {
                             const std::int32_t* experts) noexcept {
     if (out.rows == 0 || out.cols == 0) return;
     const std::size_t all = w.rows / out.cols, active = out.rows / x.rows, most = rows_in_cache(w.cols);
-    Parallel::for_ranges(ctx.threads(), out.cols, grain_of(row_bytes(w) * (std::min)(out.rows, all)),
-                         [&](std::size_t begin, std::size_t end) {
-                           for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
-                             row_list rows;
-                             for (std::size_t i = 0; i < out.rows; ++i) {
-                               if (static_cast<std::size_t>(experts[i]) == e) rows.push(out.row(i), x.row(i / active));
-                               if (rows.count == most || (i + 1 == out.rows && rows.count != 0))
-                                 rows.run(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
-                             }
-                           }
-                         });
+    ctx.team().for_ranges(out.cols, grain_of(row_bytes(w) * (std::min)(out.rows, all)), [&](std::size_t begin, std::size_t end) {
+      for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
+        row_list rows;
+        for (std::size_t i = 0; i < out.rows; ++i) {
+          if (static_cast<std::size_t>(experts[i]) == e) rows.push(out.row(i), x.row(i / active));
+          if (rows.count == most || (i + 1 == out.rows && rows.count != 0)) rows.run(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
+        }
+      }
+    });
   }
 
   static void gathered_matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w,
                               matrix_view<const token_id> ids) noexcept {
-    Parallel::for_ranges(ctx.threads(), out.cols, grain_of(row_bytes(w) * out.rows), [&](std::size_t begin, std::size_t end) {
+    ctx.team().for_ranges(out.cols, grain_of(row_bytes(w) * out.rows), [&](std::size_t begin, std::size_t end) {
       for (std::size_t r = 0; r < out.rows; ++r) linear(ctx).gathered(out.row(r), x.row(r), w, ids.row(r), begin, end);
     });
   }
@@ -125,7 +120,7 @@ struct simd_linear {
 };
 
 /// pointwise_ops over pointwise_kernels. Work is cut into rows; what is small even for a large vocabulary is taken from `reference`.
-template <class Context, class Parallel>
+template <class Context>
 struct simd_pointwise {
   using context = Context;
 
@@ -228,13 +223,12 @@ struct simd_pointwise {
  private:
   template <class T, class Body>
   static void for_rows(context& ctx, matrix_view<T> x, Body&& body) noexcept {
-    Parallel::for_ranges(ctx.threads(), x.rows, grain_of(x.cols * sizeof(float)),
-                         [&](std::size_t begin, std::size_t end) { body(begin, end - begin); });
+    ctx.team().for_ranges(x.rows, grain_of(x.cols * sizeof(float)), [&](std::size_t begin, std::size_t end) { body(begin, end - begin); });
   }
 };
 
 /// attention_ops over attention_kernels<Kv>. Work is cut into pairs of a row and a query head.
-template <class Context, class Parallel, class Kv>
+template <class Context, class Kv>
 struct simd_attention {
   using context = Context;
 
@@ -247,7 +241,7 @@ struct simd_attention {
                      key_window window) noexcept {
     if (q.rows == 0) return;
     const std::size_t items = q.rows * (q.cols / cache.head_dim), last = q.rows - 1, keys = window.end(last) - window.begin(last);
-    Parallel::for_ranges(ctx.threads(), items, grain_of(2 * keys * cache.head_dim * sizeof(Kv)), [&](std::size_t begin, std::size_t end) {
+    ctx.team().for_ranges(items, grain_of(2 * keys * cache.head_dim * sizeof(Kv)), [&](std::size_t begin, std::size_t end) {
       std::get<attention_kernels<Kv>>(ctx.kernels().attention).attend(out, q, cache, window, begin, end);
     });
   }
