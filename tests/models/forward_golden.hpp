@@ -100,35 +100,6 @@ TEST_CASE_TEMPLATE("every stage of a prompt's pass is the recorded one", B, OUTR
   }
 }
 
-/// What a prompt leaves behind: the last row's results and the keys that later rows or the drafter can see.
-struct prompt_outcome {
-  std::vector<float> logits, hidden, keys;
-};
-
-template <class B>
-prompt_outcome process_in_chunks(const gemma4::model<B>& target, context_of<B>& ctx, std::span<const token_id> tokens,
-                                 const std::vector<std::size_t>& chunks, row_kind kind) {
-  passes<B> run(target, ctx, *std::max_element(chunks.begin(), chunks.end()));
-  prompt_outcome outcome;
-  std::size_t done = 0;
-  for (const std::size_t rows : chunks) {
-    const std::size_t wanted = done + rows == tokens.size() ? 1 : 0;
-    const auto result = run.forward(tokens.subspan(done, rows), wanted, kind);
-    outcome = {copy_of(result.logits), copy_of(result.hidden), {}};
-    run.cache.commit(rows);
-    done += rows;
-  }
-  REQUIRE(done == tokens.size());
-  for (std::size_t layer = 0; layer < run.cache.layer_count(); ++layer) {
-    const bool sliding = target.config().layers[layer] == attention_kind::sliding;
-    const std::size_t first = sliding && done > target.config().window ? done - target.config().window : 0;
-    const keys_and_values<float> rows(std::as_const(run.cache).layer(layer), first, done);
-    outcome.keys.insert(outcome.keys.end(), rows.keys.begin(), rows.keys.end());
-    outcome.keys.insert(outcome.keys.end(), rows.values.begin(), rows.values.end());
-  }
-  return outcome;
-}
-
 // Pitfalls 33 (decoding is the prompt's pass, row by row, with every feature), 38 (sharing across chunks), 105.
 TEST_CASE_TEMPLATE("a prompt in one chunk, in uneven chunks and token by token gives one result", B, OUTRIDER_TESTED_BACKENDS) {
   for (const char* name : float_cases) {
@@ -177,36 +148,6 @@ TEST_CASE_TEMPLATE("pitfall 40: stopping unwanted rows at the first sharing laye
       CHECK(same_bits(copy_of(part.hidden), copy_of(whole.hidden.last_rows(wanted))));
     }
   }
-}
-
-/// Results and keys of every row of a pass over `tokens` behind `before`.
-template <class B>
-std::vector<std::vector<float>> rows_behind(const gemma4::model<B>& target, context_of<B>& ctx, std::span<const token_id> before,
-                                            std::span<const token_id> tokens, bool together) {
-  passes<B> run(target, ctx, (std::max)(tokens.size(), before.size()));
-  if (!before.empty()) {
-    run.forward(before, 0, row_kind::decode);
-    run.cache.commit(before.size());
-  }
-  std::vector<std::vector<float>> rows;
-  const std::size_t m = together ? tokens.size() : 1;
-  for (std::size_t done = 0; done < tokens.size(); done += m) {
-    const auto result = run.forward(tokens.subspan(done, m), m, row_kind::decode);
-    run.cache.commit(m);
-    for (std::size_t r = 0; r < m; ++r) {
-      std::vector<float> row = copy_of(result.logits.slice_rows(r, 1));
-      const std::vector<float> hidden = copy_of(result.hidden.slice_rows(r, 1));
-      row.insert(row.end(), hidden.begin(), hidden.end());
-      for (std::size_t layer = 0; layer < run.cache.layer_count(); ++layer) {
-        const std::size_t position = before.size() + done + r;
-        const keys_and_values<float> kv(std::as_const(run.cache).layer(layer), position, position + 1);
-        row.insert(row.end(), kv.keys.begin(), kv.keys.end());
-        row.insert(row.end(), kv.values.begin(), kv.values.end());
-      }
-      rows.push_back(std::move(row));
-    }
-  }
-  return rows;
 }
 
 TEST_CASE_TEMPLATE("pitfall 126: a row verified among others has the bits of the row decoded alone", B, OUTRIDER_TESTED_BACKENDS) {

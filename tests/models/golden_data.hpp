@@ -190,4 +190,63 @@ inline void check_close(const std::string& what, const std::vector<float>& got, 
 }
 inline constexpr double roundings_per_layer = 100;
 
+/// What a prompt leaves behind: the last row's results and the keys that later rows or the drafter can see.
+struct prompt_outcome {
+  std::vector<float> logits, hidden, keys;
+};
+
+template <class B>
+prompt_outcome process_in_chunks(const gemma4::model<B>& target, context_of<B>& ctx, std::span<const token_id> tokens,
+                                 const std::vector<std::size_t>& chunks, row_kind kind) {
+  passes<B> run(target, ctx, *std::max_element(chunks.begin(), chunks.end()));
+  prompt_outcome outcome;
+  std::size_t done = 0;
+  for (const std::size_t rows : chunks) {
+    const std::size_t wanted = done + rows == tokens.size() ? 1 : 0;
+    const auto result = run.forward(tokens.subspan(done, rows), wanted, kind);
+    outcome = {copy_of(result.logits), copy_of(result.hidden), {}};
+    run.cache.commit(rows);
+    done += rows;
+  }
+  REQUIRE(done == tokens.size());
+  for (std::size_t layer = 0; layer < run.cache.layer_count(); ++layer) {
+    const bool sliding = target.config().layers[layer] == attention_kind::sliding;
+    const std::size_t first = sliding && done > target.config().window ? done - target.config().window : 0;
+    const keys_and_values<float> rows(std::as_const(run.cache).layer(layer), first, done);
+    outcome.keys.insert(outcome.keys.end(), rows.keys.begin(), rows.keys.end());
+    outcome.keys.insert(outcome.keys.end(), rows.values.begin(), rows.values.end());
+  }
+  return outcome;
+}
+
+/// Results and keys of every row of a pass over `tokens` behind `before`.
+template <class B>
+std::vector<std::vector<float>> rows_behind(const gemma4::model<B>& target, context_of<B>& ctx, std::span<const token_id> before,
+                                            std::span<const token_id> tokens, bool together) {
+  passes<B> run(target, ctx, (std::max)(tokens.size(), before.size()));
+  if (!before.empty()) {
+    run.forward(before, 0, row_kind::decode);
+    run.cache.commit(before.size());
+  }
+  std::vector<std::vector<float>> rows;
+  const std::size_t m = together ? tokens.size() : 1;
+  for (std::size_t done = 0; done < tokens.size(); done += m) {
+    const auto result = run.forward(tokens.subspan(done, m), m, row_kind::decode);
+    run.cache.commit(m);
+    for (std::size_t r = 0; r < m; ++r) {
+      std::vector<float> row = copy_of(result.logits.slice_rows(r, 1));
+      const std::vector<float> hidden = copy_of(result.hidden.slice_rows(r, 1));
+      row.insert(row.end(), hidden.begin(), hidden.end());
+      for (std::size_t layer = 0; layer < run.cache.layer_count(); ++layer) {
+        const std::size_t position = before.size() + done + r;
+        const keys_and_values<float> kv(std::as_const(run.cache).layer(layer), position, position + 1);
+        row.insert(row.end(), kv.keys.begin(), kv.keys.end());
+        row.insert(row.end(), kv.values.begin(), kv.values.end());
+      }
+      rows.push_back(std::move(row));
+    }
+  }
+  return rows;
+}
+
 }  // namespace models

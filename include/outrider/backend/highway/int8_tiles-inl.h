@@ -16,7 +16,17 @@ namespace outrider {
 namespace HWY_NAMESPACE {
 namespace OUTRIDER_INT8_WAY {
 
-// Rows of x that share weights in registers: what 16 or 32 registers hold.
+// The numbers of rows of x that tiles are made for, what 16 or 32 registers hold; others take the next larger tile, its last row again and
+// again. Fewer tiles where they matter less: each is compiled for every format.
+#if OUTRIDER_INT8_KIND == 0
+using tile_sizes = std::index_sequence<1, 4>;
+#elif HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 1
+using tile_sizes = std::index_sequence<1, 2, 4>;
+#elif HWY_CAP_GE512
+using tile_sizes = std::index_sequence<1, 2, 3, 4, 6, 8>;
+#else
+using tile_sizes = std::index_sequence<1, 2, 3, 4>;
+#endif
 constexpr std::size_t tile_rows_int8 = HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 2 ? 8 : 4;
 // A thread whose rows wait for memory walks several linear streams of weights in step, or one, which the prefetchers of newer CPUs follow by
 // themselves. Measured: on Zen 3 four streams read a third more than one; on Zen 4 (AVX-512) one stream without requests is the fastest for
@@ -408,12 +418,10 @@ HWY_NOINLINE void multiply(const tile_of_products<W>& t) noexcept {
   }
 }
 
-/// multiply() for `rows` rows, one of those in the list R.
-template <std::size_t S, class W, std::size_t... R>
-inline void multiply_rows(std::size_t rows, const tile_of_products<W>& t, std::index_sequence<R...>) noexcept {
-  using function = void (*)(const tile_of_products<W>&) noexcept;
-  static constexpr function functions[] = {multiply<R + 1, S, W>...};
-  functions[rows - 1](t);
+/// multiply() with the smallest tile for `rows` rows.
+template <std::size_t S, class W, std::size_t... Rows>
+inline void multiply_rows(std::size_t rows, const tile_of_products<W>& t, std::index_sequence<Rows...>) noexcept {
+  static_cast<void>(((rows <= Rows && (multiply<Rows, S>(t), true)) || ...));
 }
 
 /// out[m][c] = x[m] · w(c) for m < rows and the columns c of the groups begin … end - 1. Up to a tile of rows waits for memory. More rows
@@ -423,12 +431,17 @@ void int8_matmul(float* const* out, const int8_block* const* x, std::size_t rows
                  std::size_t end) noexcept {
   constexpr std::size_t record = sizeof(grouped<W>);
   const std::size_t records = w.cols / grouped<W>::elements, tiles = divide_up(rows, tile_rows_int8);
-  float* at[tile_rows_int8];
+  const int8_block* row[tile_rows_int8];
+  float* to[tile_rows_int8];
   const auto tile = [&](std::size_t g, std::size_t t) {
     const std::size_t first = t * tile_rows_int8, count = (std::min)(tile_rows_int8, rows - first);
-    for (std::size_t m = 0; m < count; ++m) at[m] = out[first + m] + g * group_rows;
+    for (std::size_t m = 0; m < tile_rows_int8; ++m) {
+      const std::size_t r = first + (std::min)(m, count - 1);
+      row[m] = x[r];
+      to[m] = out[r] + g * group_rows;
+    }
     const auto* bytes = reinterpret_cast<const std::byte*>(w.group(g));
-    return std::pair(count, tile_of_products<W>{x + first, at, (std::min)(group_rows, w.rows - g * group_rows), w.group(g), records, 0, 0,
+    return std::pair(count, tile_of_products<W>{row, to, (std::min)(group_rows, w.rows - g * group_rows), w.group(g), records, 0, 0,
                                                 bytes + prefetch_distance, 0});
   };
 
@@ -441,7 +454,7 @@ void int8_matmul(float* const* out, const int8_block* const* x, std::size_t rows
         t.stream = run * w.stride;
         t.columns = run * group_rows;
         t.share = record;
-        multiply_rows<streams>(count, t, std::make_index_sequence<streamed_rows>());
+        multiply_rows<streams>(count, t, tile_sizes());
       }
       g = begin + run * streams;
     }
@@ -457,7 +470,7 @@ void int8_matmul(float* const* out, const int8_block* const* x, std::size_t rows
       } else if (rows > 1 || streams > 1) {
         t.share = record;
       }
-      multiply_rows<1>(count, t, std::make_index_sequence<tile_rows_int8>());
+      multiply_rows<1>(count, t, tile_sizes());
     }
 }
 
