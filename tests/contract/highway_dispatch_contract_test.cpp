@@ -57,7 +57,7 @@ TEST_CASE("dispatch names the best target of the machine, and follows when fewer
   CHECK(best != "SCALAR");
   CHECK(best != "EMU128");
 #if HWY_ARCH_X86
-  if (hwy::SupportedTargets() & HWY_AVX2) CHECK(at_most_context<HWY_AVX2>().kernels().target() == std::string_view("AVX2"));
+  if (hwy::SupportedTargets() & HWY_AVX2) CHECK(std::string_view(at_most_context<HWY_AVX2>().kernels().target()).substr(0, 4) == "AVX2");
   const std::string_view slow = at_most_context<HWY_SSSE3>().kernels().target();
   CHECK((slow == "SSSE3" || slow == "SSE2"));
 #endif

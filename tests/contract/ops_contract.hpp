@@ -13,6 +13,7 @@
 #include "attention_contract.hpp"
 #include "choice_contract.hpp"
 #include "fixture.hpp"
+#include "int8_contract.hpp"
 #include "linear_contract.hpp"
 #include "pointwise_contract.hpp"
 
