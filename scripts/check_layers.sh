@@ -47,7 +47,7 @@ room() {
 }
 never='^$'
 room '# *pragma +omp' '^backend/parallel\.hpp$' 'OpenMP belongs in backend/parallel.hpp'
-room '\b(_mm[0-9]*_|v(ld|st)[0-9]q?_|vdotq?_|vmmlaq_)|<(immintrin|arm_neon)\.h>' '^backend/highway/[a-z_]+-inl\.h$' 'intrinsics belong in backend/highway/*-inl.h'
+room '\b(_mm[0-9]*_|v(ld|st)[0-9]q?_|vdotq?_|vmmlaq_)|<(immintrin|arm_neon)\.h>' '^backend/highway/[a-z0-9_]+-inl\.h$' 'intrinsics belong in backend/highway/*-inl.h'
 room '<hwy/' '^backend/(highway|cpu|eigen)' 'Highway belongs in backend/'
 room '<Eigen/' '^backend/' 'Eigen belongs in backend/'
 room '\b(std::)?([io]?fstream|fopen|mmap|::open)\b *[({<]?' '^io/' 'a file is opened in io/'

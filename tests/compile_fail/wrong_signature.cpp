@@ -9,13 +9,17 @@ struct mine {};
 template <>
 struct outrider::backend_traits<mine> : outrider::backend_traits<outrider::reference> {};
 template <class W>
-struct outrider::linear_ops<mine, W> : outrider::linear_ops<outrider::reference, W> {
+struct outrider::linear_ops<mine, W> : outrider::linear_ops<outrider::reference, W> {};
+namespace outrider {
+template <listed_weight W>
+struct linear_ops<mine, W> : linear_ops<reference, W> {
 #if defined(OUTRIDER_TWIN)
   static void matmul(reference_context&, matrix_view<float>, matrix_view<const float>, weight_view<W>) noexcept {}
 #else
   static void matmul(reference_context&, float*, const float*, const W*, std::size_t, std::size_t, std::size_t) noexcept {}
 #endif
 };
+}  // namespace outrider
 template <>
 struct outrider::pointwise_ops<mine> : outrider::pointwise_ops<outrider::reference> {};
 template <class Kv>

@@ -5,11 +5,26 @@
 // neither on the instruction set nor on tiles or streams.
 //
 // There are three ways to multiply bytes: x86's dot-product instructions (namespace vnni), its maddubs (namespace maddubs), and products of
-// 16 bits, which every machine has (namespace widening). This file is included once for each way that a target may have, by int8_ways-inl.h,
-// which says which one in OUTRIDER_INT8_WAY; it has no guard of its own.
-#if !defined(OUTRIDER_INT8_WAY)
-#include "outrider/backend/highway/int8_ways-inl.h"
-#else
+// 16 bits, which every machine has (namespace widening). int8_ways-inl.h includes this file once for each way that a target may have and says
+// in OUTRIDER_INT8_WAY which one, so it has no guard of its own; without that it is empty.
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "outrider/backend/highway/compat-inl.h"
+#include "outrider/backend/highway/int8-inl.h"
+#include "outrider/backend/highway/kernel_table.hpp"
+#include "outrider/core/extents.hpp"
+#include "outrider/core/grouped.hpp"
+#include "outrider/core/int8.hpp"
+#include "outrider/core/view.hpp"
+
+#if defined(OUTRIDER_INT8_WAY)
 
 OUTRIDER_BEFORE_INT8_WAY
 namespace outrider {

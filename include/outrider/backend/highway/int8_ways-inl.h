@@ -8,22 +8,7 @@
 #define OUTRIDER_BACKEND_HIGHWAY_INT8_WAYS_INL_H_
 #endif
 
-#include <algorithm>
-#include <cmath>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <tuple>
-#include <type_traits>
-#include <utility>
-
-#include "outrider/backend/highway/compat-inl.h"
-#include "outrider/backend/highway/int8-inl.h"
-#include "outrider/backend/highway/kernel_table.hpp"
-#include "outrider/core/extents.hpp"
-#include "outrider/core/grouped.hpp"
-#include "outrider/core/int8.hpp"
-#include "outrider/core/view.hpp"
+#include <hwy/highway.h>
 
 #define OUTRIDER_BEFORE_INT8_WAY HWY_BEFORE_NAMESPACE();
 #define OUTRIDER_INT8_WAY widening
