@@ -43,8 +43,10 @@ ordered_json measure(const arguments& args) {
   memory_reader memory(pair.ctx.threads());
   for (std::size_t round = 1; round <= args.repeat; ++round) {
     say("round " + std::to_string(round) + " of " + std::to_string(args.repeat));
-    s.one_stream.push_back(memory.template gigabytes_per_second<1>());
-    s.four_streams.push_back(memory.template gigabytes_per_second<4>());
+    for (int i = 0; i < 3; ++i) {
+      s.one_stream.push_back(memory.template gigabytes_per_second<1>());
+      s.four_streams.push_back(memory.template gigabytes_per_second<4>());
+    }
     if (args.measures("passes")) measure_passes(pair, args, context, s.passes);
     if (args.measures("texts")) measure_texts(pair, args, texts, say, s.texts);
     if (args.measures("schedules")) measure_schedules(pair, args, texts[0], say, s.imposed);

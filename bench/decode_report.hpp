@@ -9,6 +9,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "decode_passes.hpp"
@@ -43,6 +44,8 @@ inline void add_passes(ordered_json& out, const samples& all, std::size_t bytes)
     share.push_back(gigabytes.back() / read);
   }
   out["read_gb_per_second"] = {{"one_stream", to_json(all.one_stream)}, {"four_streams", to_json(all.four_streams)}};
+  for (const auto& [key, read_at] : {std::pair{"one_stream", &all.one_stream}, std::pair{"four_streams", &all.four_streams}})
+    out["read_gb_per_second"][key]["best"] = *std::max_element(read_at->begin(), read_at->end());
   out["plain"] = {{"ms_per_token", to_json(s.pass_ms.at(1))},
                   {"tokens_per_second", to_json(per_second)},
                   {"gb_per_second", to_json(gigabytes)},

@@ -241,7 +241,9 @@ struct simd_attention {
                      key_window window) noexcept {
     if (q.rows == 0) return;
     const std::size_t items = q.rows * (q.cols / cache.head_dim), last = q.rows - 1, keys = window.end(last) - window.begin(last);
-    ctx.team().for_ranges(items, grain_of(2 * keys * cache.head_dim * sizeof(Kv)), [&](std::size_t begin, std::size_t end) {
+    // One range a thread: the heads of a range share the keys that they read.
+    const std::size_t grain = (std::max)(grain_of(2 * keys * cache.head_dim * sizeof(Kv)), divide_up(items, ctx.threads()));
+    ctx.team().for_ranges(items, grain, [&](std::size_t begin, std::size_t end) {
       std::get<attention_kernels<Kv>>(ctx.kernels().attention).attend(out, q, cache, window, begin, end);
     });
   }
