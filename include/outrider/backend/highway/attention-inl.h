@@ -56,10 +56,13 @@ HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end
   return fade;
 }
 
-/// out[i][0 … width·lanes - 1] += Σ_j weight[i][j] · values[j·d + …], j ascending.
+/// Vectors of a value added at a time for up to few_rows queries; for more, many_streams.
+constexpr std::size_t few_width = HWY_CAP_GE512 ? 6 : 2;
+
+/// out[i][0 … width·lanes - 1] += Σ_j weight[i][j] · values[j·d + …], j ascending. Asks for what lies `ahead` bytes from the values.
 template <std::size_t MR, std::size_t width, class Kv>
 HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* const* weight, const Kv* values, std::size_t count,
-                          std::size_t d) noexcept {
+                          std::size_t d, std::ptrdiff_t ahead) noexcept {
   vec sum[MR][width];
   OUTRIDER_UNROLL
   for (std::size_t i = 0; i < MR; ++i) {
@@ -69,7 +72,11 @@ HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* co
   for (std::size_t j = 0; j < count; ++j) {
     vec v[width];
     OUTRIDER_UNROLL
-    for (std::size_t s = 0; s < width; ++s) v[s] = load(values + j * d + column + s * lanes);
+    for (std::size_t s = 0; s < width; ++s) {
+      const Kv* const at = values + j * d + column + s * lanes;
+      v[s] = load(at);
+      prefetch_second_level(reinterpret_cast<const std::byte*>(at) + ahead);
+    }
     OUTRIDER_UNROLL
     for (std::size_t i = 0; i < MR; ++i) {
       const vec p = set(weight[i][j]);
@@ -84,13 +91,13 @@ HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* co
   }
 }
 
-/// out[i] [d] += Σ_j weight[i][j] · value(j) over `count` consecutive values, j ascending, for MR <= dot_rows queries.
-template <std::size_t MR, class Kv>
-HWY_NOINLINE void add_values(float* const* out, const float* const* weight, const Kv* values, std::size_t count, std::size_t d) noexcept {
-  constexpr std::size_t width = HWY_CAP_GE512 ? 4 : 2;  // dot_rows × width accumulators and a row of values fit into the registers
+/// out[i] [d] += Σ_j weight[i][j] · value(j) over `count` consecutive values, j ascending.
+template <std::size_t MR, std::size_t width, class Kv>
+HWY_NOINLINE void add_values(float* const* out, const float* const* weight, const Kv* values, std::size_t count, std::size_t d,
+                             std::ptrdiff_t ahead) noexcept {
   std::size_t c = 0;
-  for (; c + width * lanes <= d; c += width * lanes) add_strip<MR, width>(out, c, weight, values, count, d);
-  for (; c + lanes <= d; c += lanes) add_strip<MR, 1>(out, c, weight, values, count, d);
+  for (; c + width * lanes <= d; c += width * lanes) add_strip<MR, width>(out, c, weight, values, count, d, ahead);
+  for (; c + lanes <= d; c += lanes) add_strip<MR, 1>(out, c, weight, values, count, d, ahead);
   if (c == d) return;
   for (std::size_t i = 0; i < MR; ++i) {
     vec sum = load_first(out[i] + c, d - c);
@@ -99,20 +106,14 @@ HWY_NOINLINE void add_values(float* const* out, const float* const* weight, cons
   }
 }
 
-/// The same for 1 <= queries <= dot_rows.
-template <class Kv>
+/// The same for 1 <= queries <= MR.
+template <std::size_t MR, class Kv>
 HWY_INLINE void add_values_of(std::size_t queries, float* const* out, const float* const* weight, const Kv* values, std::size_t count,
-                              std::size_t d) noexcept {
-  switch (queries) {
-    case 1:
-      return add_values<1>(out, weight, values, count, d);
-    case 2:
-      return add_values<2>(out, weight, values, count, d);
-    case 3:
-      return add_values<3>(out, weight, values, count, d);
-    default:
-      return add_values<4>(out, weight, values, count, d);
+                              std::size_t d, std::ptrdiff_t ahead) noexcept {
+  if constexpr (MR > 1) {
+    if (queries < MR) return add_values_of<MR - 1>(queries, out, weight, values, count, d, ahead);
   }
+  add_values<MR, (MR > few_rows ? many_streams : few_width)>(out, weight, values, count, d, ahead);
 }
 
 /// How many queries of a KV head go through its keys together: a tile of keys and values is read once and stays in the second-level cache.
@@ -128,49 +129,67 @@ struct query_set {
   HWY_ALIGN float score[query_group][key_tile];
 };
 
-/// Scores of the positions from … to - 1, which lie in the tile that starts at `tile`, for all queries.
+/// How many bytes `to` lies behind `from`.
+template <class Kv>
+std::ptrdiff_t distance(const Kv* from, const Kv* to) noexcept {
+  return reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from);
+}
+
+/// Scores of `count` consecutive keys for up to MR queries; score[i] belongs to q[i] and the first key.
+template <std::size_t MR, std::size_t streams, class Kv>
+HWY_INLINE void score_keys(std::size_t rows, const float* const* q, float* const* score, const Kv* keys, std::size_t count, std::size_t d,
+                           std::ptrdiff_t ahead) noexcept {
+  for (std::size_t g = 0; g < count; g += streams) {
+    const Kv* key[streams];
+    for (std::size_t s = 0; s < streams; ++s) key[s] = keys + HWY_MIN(g + s, count - 1) * d;
+    HWY_ALIGN float result[result_room<MR, streams>];
+    dots_of<MR, streams>(rows, q, key, d, ahead, result);
+    const std::size_t fresh = HWY_MIN(streams, count - g);
+    for (std::size_t i = 0; i < rows; ++i)
+      for (std::size_t s = 0; s < fresh; ++s) score[i][g + s] = result[i * streams + s];
+  }
+}
+
+/// Scores of the positions from … to - 1, which lie in the tile that starts at `tile`, for all queries. Asks for the values of the same
+/// positions meanwhile.
 template <class Kv>
 void score_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to) noexcept {
-  const std::size_t d = cache.head_dim, line = 64 / sizeof(Kv);
+  const std::size_t d = cache.head_dim;
   for (std::size_t p = from; p < to;) {
-    const std::size_t run = cache.run(p, to), groups = (run + dot_streams - 1) / dot_streams;
-    const Kv *keys = cache.key(p, head), *values = cache.value(p, head);
-    for (std::size_t g = 0; g < groups; ++g) {
-      const Kv* key[dot_streams];
-      std::size_t at[dot_streams];
-      for (std::size_t s = 0; s < dot_streams; ++s) {
-        at[s] = HWY_MIN(s * groups + g, run - 1);
-        key[s] = keys + at[s] * d;
-        for (std::size_t c = 0; c < d; c += line) prefetch(values + at[s] * d + c);  // wanted as soon as the scores are known
-      }
-      for (std::size_t r = 0; r < set.count; r += dot_rows) {
-        const std::size_t rows = HWY_MIN(dot_rows, set.count - r);
-        float result[dot_rows][dot_streams];
-        dots_of(rows, set.q + r, key, d, result);
-        for (std::size_t i = 0; i < rows; ++i)
-          for (std::size_t s = 0; s < dot_streams; ++s) set.score[r + i][p - tile + at[s]] = result[i][s];
-      }
+    const std::size_t run = cache.run(p, to);
+    const Kv* const keys = cache.key(p, head);
+    const std::ptrdiff_t ahead = distance(keys, cache.value(p, head));
+    for (std::size_t r = 0; r < set.count; r += many_rows) {
+      const std::size_t rows = HWY_MIN(many_rows, set.count - r);
+      float* score[many_rows];
+      for (std::size_t i = 0; i < rows; ++i) score[i] = set.score[r + i] + (p - tile);
+      if (rows <= few_rows)
+        score_keys<few_rows, few_streams>(rows, set.q + r, score, keys, run, d, ahead);
+      else
+        score_keys<many_rows, many_streams>(rows, set.q + r, score, keys, run, d, ahead);
     }
     p += run;
   }
 }
 
-/// Adds the weighted values of the same positions to the outputs. Neighbouring queries that see the same part of the tile, as they do
-/// everywhere but at the ends of their windows, go together.
+/// Adds the weighted values of the same positions to the outputs and asks for the keys of the next tile, up to last - 1. Neighbouring queries
+/// that see the same part of the tile, as they do everywhere but at the ends of their windows, go together.
 template <class Kv>
-void add_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to) noexcept {
+void add_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to,
+              std::size_t last) noexcept {
   const std::size_t d = cache.head_dim;
   for (std::size_t p = from; p < to;) {
     const std::size_t run = cache.run(p, to), at = p - tile;
     const Kv* values = cache.value(p, head);
+    const std::ptrdiff_t ahead = p + key_tile < last ? distance(values, cache.key(p + key_tile, head)) : 0;
     for (std::size_t r = 0; r < set.count;) {
       std::size_t rows = 1;
-      while (rows < dot_rows && r + rows < set.count && set.begin[r + rows] == set.begin[r] && set.end[r + rows] == set.end[r]) ++rows;
+      while (rows < many_rows && r + rows < set.count && set.begin[r + rows] == set.begin[r] && set.end[r + rows] == set.end[r]) ++rows;
       const std::size_t begin = HWY_MAX(at, set.begin[r]), end = HWY_MIN(at + run, set.end[r]);
       if (begin < end) {
-        const float* weight[dot_rows];
+        const float* weight[many_rows];
         for (std::size_t i = 0; i < rows; ++i) weight[i] = set.score[r + i] + begin;
-        add_values_of(rows, set.out + r, weight, values + (begin - at) * d, end - begin, d);
+        add_values_of<many_rows>(rows, set.out + r, weight, values + (begin - at) * d, end - begin, d, ahead);
       }
       r += rows;
     }
@@ -201,7 +220,7 @@ void attend_set(query_set& set, kv_view<const Kv> cache, std::size_t head) noexc
       if (fade != 1)
         for (std::size_t c = 0; c < d; ++c) set.out[i][c] *= fade;
     }
-    add_tile(set, cache, head, tile, from, to);
+    add_tile(set, cache, head, tile, from, to, last);
     from = to;
   }
 

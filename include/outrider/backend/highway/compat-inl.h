@@ -80,11 +80,20 @@ HWY_INLINE void prefetch(const T* p) {
   hwy::Prefetch(p);
 }
 
+/// Asks for the cache line at p in the second-level cache: from there it comes in time, and the first level keeps what is in use.
+HWY_INLINE void prefetch_second_level(const std::byte* p) {
+#if HWY_ARCH_X86
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+#else
+  hwy::Prefetch(p);
+#endif
+}
+
 /// The distance at which a stream of weights is asked for ahead of its use, and the request: measured on Zen 3 (AVX2) and Zen 4 (AVX-512).
 constexpr std::size_t prefetch_distance = HWY_CAP_GE512 ? 8192 : 1024;
 HWY_INLINE void prefetch_ahead(const std::byte* p) {
-#if HWY_ARCH_X86 && HWY_CAP_GE512
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1);
+#if HWY_CAP_GE512
+  prefetch_second_level(p);
 #else
   hwy::Prefetch(p);
 #endif
