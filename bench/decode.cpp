@@ -97,7 +97,8 @@ int main(int argc, char** argv) try {
   app.add_option("--context", args.context, "Positions in the cache when passes are timed, and length of the timed prompt")
       ->capture_default_str()
       ->check(CLI::Range(most_rows, std::size_t{1} << 20));
-  app.add_option("--long-context", args.long_context, "For long: plain passes at a quarter, half and all of so many positions, once")
+  app.add_option("--long-context", args.long_context,
+                 "For long: plain passes at --context, a quarter, half and all of so many positions, once")
       ->capture_default_str()
       ->check(CLI::Range(std::size_t{4}, std::size_t{1} << 20));
   app.add_option("--new-tokens", args.new_tokens, "Length of the texts")->capture_default_str()->check(CLI::Range(2, 1 << 20));

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "chat_command_line.hpp"
+#include "loading.hpp"
 #include "outrider/decode/prefix.hpp"
 #include "outrider/outrider.hpp"
 #include "outrider/text/chat.hpp"
@@ -40,7 +41,7 @@ class conversation {
       : args_(args),
         ctx_(outrider::execution{args.threads}),
         place_(outrider::gemma4::locate_model(args.target)),
-        model_(outrider::gemma4::load_model<Backend>(place_)),
+        model_(outrider::gemma4::load_model<Backend>(place_, load_options_of(args))),
         tokens_(outrider::tokenizer::from_file(place_)),
         parser_(tokens_),
         session_(model_, ctx_, {.max_rewind = (std::min)(args.max_new_tokens, most_rewind) + 8}) {
@@ -71,7 +72,7 @@ class conversation {
     options_.draft = 0;
     if (!args.assistant.empty()) {
       options_.draft = args.draft;
-      assistant_.emplace(gemma4::load_assistant<Backend>(args.assistant));
+      assistant_.emplace(gemma4::load_assistant<Backend>(args.assistant, load_options_of(args)));
       drafter_.emplace(*assistant_, ctx_);
       drafter_->check(session_);
     }

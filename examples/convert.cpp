@@ -1,9 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // Converts Gemma 4 models and assistants between Hugging Face directories and GGUF files.
-#include <unistd.h>
-
-#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
@@ -15,6 +12,7 @@
 
 #include "convert_command_line.hpp"
 #include "outrider/gemma4/convert.hpp"
+#include "progress_bar.hpp"
 
 namespace {
 
@@ -36,45 +34,6 @@ void catch_signals() {
 
 struct interruption : std::runtime_error {
   interruption() : std::runtime_error("interrupted; nothing was written") {}
-};
-
-/// 1234567 as "1.2 MB".
-std::string readable(std::uint64_t bytes) {
-  double value = static_cast<double>(bytes);
-  const char* unit = "bytes";
-  for (const char* larger : {"kB", "MB", "GB", "TB"}) {
-    if (value < 1000) break;
-    value /= 1000;
-    unit = larger;
-  }
-  char text[32];
-  std::snprintf(text, sizeof text, value < 10 && bytes >= 1000 ? "%.1f %s" : "%.0f %s", value, unit);
-  return text;
-}
-
-/// A bar on a terminal; silent elsewhere.
-class progress_bar {
- public:
-  explicit progress_bar(bool wanted) : shown_(wanted && isatty(STDERR_FILENO)) {}
-  ~progress_bar() {
-    if (drawn_) std::fputs("\r\x1b[K", stderr);
-  }
-  void operator()(std::uint64_t done, std::uint64_t all) {
-    const auto now = std::chrono::steady_clock::now();
-    if (!shown_ || (drawn_ && now - last_ < std::chrono::milliseconds(50))) return;
-    last_ = now;
-    drawn_ = true;
-    constexpr int width = 40;
-    const double share = all != 0 ? static_cast<double>(done) / static_cast<double>(all) : 1;
-    const int filled = static_cast<int>(share * width);
-    std::fprintf(stderr, "\r[%s%s] %3.0f %%, %s of %s ", std::string(static_cast<std::size_t>(filled), '#').c_str(),
-                 std::string(static_cast<std::size_t>(width - filled), ' ').c_str(), 100 * share, readable(done).c_str(),
-                 readable(all).c_str());
-  }
-
- private:
-  bool shown_, drawn_ = false;
-  std::chrono::steady_clock::time_point last_;
 };
 
 void report(const conversion_arguments& args, const outrider::gemma4::conversion_report& result) {

@@ -15,6 +15,7 @@ struct model_options {
   std::string backend = "cpu", kv = "f32";
   std::size_t max_new_tokens = 128, draft = 4;
   unsigned threads = 0;
+  bool exact_activations = false;
 };
 
 /// Accepts whole numbers in decimal digits only.
@@ -41,6 +42,10 @@ inline void add_model_options(CLI::App& app, model_options& args) {
   app.add_option("--backend", args.backend, "What computes")->capture_default_str()->check(CLI::IsMember({"reference", "highway", "cpu"}));
   app.add_option("--threads", args.threads, "Threads; one per core if not given")->transform(whole_number())->check(CLI::Range(1, 1024));
   app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_flag(
+      "--exact-activations", args.exact_activations,
+      "Multiply quantised weights by activations as they are, instead of rounding those to 8 bits first: slower, and the last percent\n"
+      "of fidelity. Other weights are always multiplied so");
   app.set_version_flag("--version", OUTRIDER_VERSION);
 }
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "command_line.hpp"
+#include "loading.hpp"
 #include "outrider/backend/reference.hpp"
 #include "outrider/outrider.hpp"
 
@@ -22,12 +23,13 @@ namespace {
 template <class Backend, class Kv>
 void run(const arguments& args) {
   using namespace outrider;
-  // Load: weights stay in the mapped files.
+  // Load: weights stay in the mapped files, but for quantised ones that are rearranged for products with int8 activations.
   const auto start = std::chrono::steady_clock::now();
   context_of<Backend> ctx{execution{args.threads}};
-  const auto model = gemma4::load_model<Backend>(args.target);
+  const auto how = load_options_of(args);
+  const auto model = gemma4::load_model<Backend>(args.target, how);
   std::optional<gemma4::assistant<Backend>> assistant;
-  if (!args.assistant.empty()) assistant.emplace(gemma4::load_assistant<Backend>(args.assistant));
+  if (!args.assistant.empty()) assistant.emplace(gemma4::load_assistant<Backend>(args.assistant, how));
   std::optional<tokenizer> text;
   const auto place = gemma4::locate_model(args.target);
   const bool is_gguf = !std::filesystem::is_directory(place);
@@ -73,7 +75,7 @@ void run(const arguments& args) {
 
   // Report.
   const statistics& s = result.stats;
-  const std::string simd(backend_traits<Backend>::simd());
+  const std::string simd(backend_traits<Backend>::simd()), activations = model.int8_activations() ? "int8" : "float";
   if (args.json) {
     std::vector<std::size_t> accepted_at;
     for (std::size_t i = 1; i <= options.draft; ++i) accepted_at.push_back(s.accepted_at(i));
@@ -90,6 +92,7 @@ void run(const arguments& args) {
                        {"seconds", {{"load", load_time.count()}, {"prefill", s.prefill_seconds}, {"decode", s.decode_seconds}}},
                        {"backend", args.backend},
                        {"simd", simd},
+                       {"activations", activations},
                        {"threads", ctx.threads()}};
     if (args.compare) out["plain_seconds"] = plain.decode_seconds, out["identical"] = identical;
     if (show) *show << std::endl;
@@ -100,7 +103,8 @@ void run(const arguments& args) {
     std::printf("%.0f tokens/s", s.tokens_per_second());
     if (args.compare)
       std::printf(" with, %.0f without; identical to plain decoding: %s", plain.tokens_per_second(), identical ? "yes" : "no");
-    std::printf("\nbackend %s, SIMD %s, threads %u\n", args.backend.c_str(), simd.c_str(), ctx.threads());
+    std::printf("\nbackend %s, SIMD %s, threads %u, %s activations\n", args.backend.c_str(), simd.c_str(), ctx.threads(),
+                activations.c_str());
   }
   if (!args.quiet && s.rounds() >= 8 && 5 * s.accepted_at(1) < s.rounds())
     std::cerr << "speculate: few drafts were accepted; is this the assistant of this very model?\n";

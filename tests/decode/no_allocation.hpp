@@ -156,11 +156,17 @@ TEST_CASE("the counters count") {
 #endif
 }
 
+struct pair_names {
+  const char *target, *assistant;
+};
+inline constexpr pair_names plain_pair{"target", "assistant"}, quantised_pair{"gguf/target-q4_0.gguf", "gguf/assistant-q8_0.gguf"};
+
 template <class B, class Kv>
-void check_generation(unsigned threads) {
+void check_generation(unsigned threads, pair_names pair) {
   const std::filesystem::path directory = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "examples/data/tiny-kjv";
-  const auto target = gemma4::load_model<B>(directory / "target");
-  const auto assistant = gemma4::load_assistant<B>(directory / "assistant");
+  const gemma4::load_options in_groups{gemma4::weight_form::grouped, {}};
+  const auto target = gemma4::load_model<B>(directory / pair.target, in_groups);
+  const auto assistant = gemma4::load_assistant<B>(directory / pair.assistant, in_groups);
   context_of<B> ctx{execution{threads}};
   gemma4::session<B, Kv> session(target, ctx);
   assistant_drafter<B> drafter(assistant, ctx);
@@ -194,9 +200,10 @@ void check_generation(unsigned threads) {
 TEST_CASE_TEMPLATE("plain and speculative generation allocate nothing between the first and the last token", B, OUTRIDER_TESTED_BACKENDS) {
   for (const unsigned threads : {1u, 2u, 3u, 5u}) {
     if (threads > 1 && context_of<B>(execution{threads}).threads() == 1) continue;  // this backend has one thread
-    check_generation<B, float>(threads);
+    check_generation<B, float>(threads, plain_pair);
+    if (threads == 2) check_generation<B, float>(threads, quantised_pair);
   }
-  check_generation<B, bf16>(1);
+  check_generation<B, bf16>(1, plain_pair);
 }
 
 }  // namespace no_allocation

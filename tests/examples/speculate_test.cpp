@@ -75,6 +75,7 @@ TEST_CASE("--json prints one object with every field") {
   CHECK(out["identical"] == true);
   CHECK(out["backend"] == "cpu");
   CHECK_FALSE(out["simd"].get<std::string>().empty());
+  CHECK(out["activations"] == "float");
   CHECK(out["threads"] == 2);
 }
 
@@ -131,6 +132,19 @@ TEST_CASE("GGUF files and directories may be mixed, and bring the tokenizer alon
   check_refused(speculate("--target " + drafter), 1, "a drafter, not a target");
   check_refused(speculate("--target " + file + " --assistant " + file), 1, "a target, not a drafter");
   check_refused(speculate("--target " + tiny + "/gguf"), 1, "6 GGUF files");
+}
+
+TEST_CASE("quantised models compute with int8 activations where the backend has them, and with exact ones if asked to") {
+  const std::string pair =
+      "--json --max-new-tokens 16 --compare --target " + tiny + "/gguf/target-q4_0.gguf --assistant " + tiny + "/gguf/assistant-q8_0.gguf ";
+  for (const char* backend : {"highway", "cpu"}) {
+    CAPTURE(backend);
+    const auto usual = json_of(speculate(pair + "--backend " + backend));
+    CHECK(usual["activations"] == "int8");
+    CHECK(usual["identical"] == true);
+    CHECK(json_of(speculate(pair + "--exact-activations --backend " + backend))["activations"] == "float");
+  }
+  CHECK(json_of(speculate(pair + "--backend reference"))["activations"] == "float");
 }
 
 TEST_CASE("a target without assistant decodes plainly") {

@@ -6,11 +6,13 @@
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "outrider/backend/reference.hpp"
 #include "outrider/gemma4/load.hpp"
 #include "outrider/gemma4/session.hpp"
+#include "support/counting_backend.hpp"
 #include "support/refusal.hpp"
 #include "support/rewrite_checkpoint.hpp"
 #include "support/temporary_directory.hpp"
@@ -255,4 +257,55 @@ TEST_CASE("pitfall 21: a drafter's GGUF file is no target, and a target's no dra
   CHECK(mentions(
       refusal(error_code::model_unsupported, [&] { static_cast<void>(gemma4::load_assistant<reference>(files / "target-bf16.gguf")); }),
       "target-bf16.gguf", "general.architecture", "a target, not a drafter"));
+}
+
+namespace {
+
+const std::filesystem::path tiny_files = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "examples" / "data" / "tiny-kjv" / "gguf";
+
+/// The bytes of a file's tensors of type Q8_0, but for the one of that name.
+std::size_t bytes_of_q8_0(const std::filesystem::path& file, std::string_view without) {
+  std::size_t bytes = 0;
+  for (const io::tensor& t : io::open_gguf(file).tensors)
+    if (t.type == io::dtype::q8_0 && t.name != without) bytes += t.bytes.size();
+  return bytes;
+}
+
+/// Options for matrices in groups that note how many bytes are rearranged.
+gemma4::load_options noting(std::size_t& rearranged) {
+  return {gemma4::weight_form::grouped, [&rearranged](std::size_t done, std::size_t) { rearranged = done; }};
+}
+
+}  // namespace
+
+TEST_CASE("every quantised matrix of a target is rearranged once, a table that is also the head too, the per-layer table never") {
+  std::size_t rearranged = 0;
+  const auto model = gemma4::load_model<reference>(tiny_files / "target-q8_0.gguf", noting(rearranged));
+  REQUIRE(model.config().tied_head);
+  CHECK(model.int8_activations());
+  CHECK(rearranged == bytes_of_q8_0(tiny_files / "target-q8_0.gguf", "per_layer_token_embd.weight"));
+}
+
+TEST_CASE("an assistant's matrices are rearranged like a target's") {
+  std::size_t rearranged = 0;
+  static_cast<void>(gemma4::load_assistant<reference>(tiny_files / "assistant-q8_0.gguf", noting(rearranged)));
+  CHECK(rearranged == bytes_of_q8_0(tiny_files / "assistant-q8_0.gguf", ""));
+}
+
+TEST_CASE("a target without quantised matrices has no int8 activations, whatever is asked for") {
+  std::size_t rearranged = 0;
+  CHECK_FALSE(gemma4::load_model<reference>(tiny_files / "target-bf16.gguf", noting(rearranged)).int8_activations());
+  CHECK(rearranged == 0);
+}
+
+TEST_CASE("a pass quantises what a layer's products read once each: six inputs with per-layer embeddings, and the head's") {
+  using testing::counting;
+  for (const auto form : {gemma4::weight_form::grouped, gemma4::weight_form::stored}) {
+    const auto model = gemma4::load_model<counting>(tiny_files / "target-q8_0.gguf", {form, {}});
+    context_of<counting> ctx;
+    gemma4::session<counting> session(model, ctx);
+    counting::quantised = 0;
+    session.prefill(std::vector<token_id>{2});
+    CHECK(counting::quantised == (form == gemma4::weight_form::grouped ? 6 * model.config().layer_count() + 1 : 0));
+  }
 }

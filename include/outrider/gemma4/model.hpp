@@ -91,6 +91,8 @@ class model {
   }
 
   [[nodiscard]] const text_config& config() const noexcept { return config_; }
+  /// Whether any of its matrices is kept in groups, so that activations are rounded to int8 for products with it.
+  [[nodiscard]] bool int8_activations() const noexcept { return store_.has_groups(); }
 
   /// The layers a kv_cache for this model must have: those that own keys and values, in order.
   [[nodiscard]] std::vector<kv_layer_shape> kv_layers() const {

@@ -58,6 +58,8 @@ class weight_store {
 
   [[nodiscard]] const std::string& source() const noexcept { return tensors_->source(); }
   [[nodiscard]] bool has(std::string_view name) const noexcept { return tensors_->find(name) != nullptr; }
+  /// Whether a matrix in groups was handed out.
+  [[nodiscard]] bool has_groups() const noexcept { return has_groups_; }
 
   /// A matrix [rows, cols], of any type of weight_types, for products: in groups if the store makes some and the type has that form; their
   /// contents are there after rearrange(). Errors: tensor_missing; tensor_mismatch for another shape or type; out_of_memory.
@@ -191,6 +193,7 @@ class weight_store {
   /// Memory for the tensor in groups, to be filled by rearrange().
   template <class W>
   weight_for<grouped<W>, B> in_groups(const io::tensor& t, std::size_t rows, std::size_t cols) {
+    has_groups_ = true;
     const std::size_t groups = divide_up(rows, group_rows), records = cols / W::elements;
     auto* const out = reinterpret_cast<grouped<W>*>(take(groups * records * sizeof(grouped<W>)));
     if (groups != 0)
@@ -273,7 +276,7 @@ class weight_store {
   };
 
   std::shared_ptr<const io::tensor_set> tensors_;
-  bool grouped_;
+  bool grouped_, has_groups_ = false;
   std::vector<task> tasks_;
   std::vector<buffer<float, space_of<B>>> floats_;
   std::vector<buffer<token_id, space_of<B>>> ids_;

@@ -1,0 +1,114 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// The parts of decoding one by one, for bench/decode.cpp: a prompt, passes of 1 to 17 rows, choosing a token, draft steps, rounds.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <map>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "decode_pair.hpp"
+#include "machine.hpp"
+
+namespace bench {
+
+inline constexpr std::size_t most_rows = max_draft_length + 1;
+inline constexpr std::array<std::size_t, 13> rows_timed{1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 14, 16, most_rows};
+inline constexpr std::array<std::size_t, 6> lengths_timed{1, 2, 3, 4, 6, 8};  // drafts of a round; a pass has one row more
+inline constexpr std::size_t drafts_timed = 4;                                // steps of a timed proposal
+inline constexpr std::size_t most_samples = 5;                                // of a figure in a round; their median counts
+
+/// A sample of every figure per round.
+struct pass_samples {
+  std::vector<double> prefill;                                      // tokens/s
+  std::vector<double> choose_ms;                                    // a token from its logits
+  std::vector<double> draft_ms, draft_cost;                         // a draft step, also in plain passes
+  std::map<std::size_t, std::vector<double>> pass_ms, pass_cost;    // by rows, also in plain passes; choosing included
+  std::map<std::size_t, std::vector<double>> round_ms, round_cost;  // by drafts: all steps, the pass, choosing and comparing
+};
+
+/// The median of up to most_samples runs of `work`, fewer where they take longer than `seconds` together. The runs that are timed follow one
+/// like them, whatever was measured before.
+template <class Work>
+double median_ms(double seconds, Work&& work) {
+  std::vector<double> ms;
+  work();
+  for (double spent = 0; ms.size() < most_samples && (ms.empty() || spent + ms.back() <= 1000 * seconds); spent += ms.back())
+    ms.push_back(milliseconds(work));
+  return summary(ms).median;
+}
+
+/// `count` ids that look like a text: the prompts over and over.
+inline ids long_text(const std::vector<ids>& texts, std::size_t count) {
+  ids text;
+  while (text.size() < count)
+    for (const ids& prompt : texts) text.insert(text.end(), prompt.begin(), prompt.end());
+  text.resize(count);
+  return text;
+}
+
+/// A prompt, then passes and draft steps behind it. Nothing is committed, so each of them meets the same cache.
+template <class B, class Kv>
+void measure_passes(loaded_pair<B, Kv>& pair, const arguments& args, const ids& context, pass_samples& s) {
+  auto& session = pair.session;
+  session.clear();
+  s.prefill.push_back(1000 * static_cast<double>(context.size()) / milliseconds([&] { session.prefill(context); }));
+
+  // Draft steps first: they read the state that the prompt left, which a pass replaces by its own.
+  std::array<token_id, most_rows> guesses{}, picks{};
+  const auto propose = [&](std::size_t k) {
+    pair.drafter.propose(std::as_const(session), {context.back(), {}, {}}, std::span(guesses).first(k));
+  };
+  const double step = median_ms(args.seconds, [&] { propose(drafts_timed); }) / drafts_timed;
+  const auto choose = [&] { greedy{}.pick<B>(pair.ctx, session.logits(), context.size() + 1, picks.data()); };
+  s.choose_ms.push_back(median_ms(args.seconds, choose));
+
+  const auto verify = [&](std::size_t m) {
+    session.verify(std::span(context).first(m));
+    choose();
+  };
+  std::map<std::size_t, double> pass;
+  for (const std::size_t m : rows_timed) pass[m] = median_ms(args.seconds, [&] { verify(m); });
+  const double plain = pass.at(1);
+  for (const auto& [m, ms] : pass) s.pass_ms[m].push_back(ms), s.pass_cost[m].push_back(ms / plain);
+  s.draft_ms.push_back(step), s.draft_cost.push_back(step / plain);
+
+  for (const std::size_t k : lengths_timed) {
+    const double ms = median_ms(args.seconds, [&] {
+      propose(k);
+      verify(k + 1);
+      static_cast<void>(count_accepted(guesses.data(), picks.data(), k));
+    });
+    s.round_ms[k].push_back(ms), s.round_cost[k].push_back(ms / plain);
+  }
+}
+
+/// Plain passes with args.context positions in the cache, then with a quarter, half and all of args.long_context: milliseconds by positions.
+template <class B, class Kv>
+std::map<std::size_t, double> measure_long_context(loaded_pair<B, Kv>& pair, const arguments& args, const std::vector<ids>& texts,
+                                                   progress& say) {
+  constexpr std::size_t part = 1024;  // of the prompt, between two words about it
+  auto& session = pair.session;
+  const ids text = long_text(texts, args.long_context);
+  std::map<std::size_t, double> pass;
+  token_id pick = 0;
+  session.clear();
+  for (const std::size_t end : {(std::min)(args.context, text.size() / 4), text.size() / 4, text.size() / 2, text.size()}) {
+    while (session.committed() < end) {
+      const std::size_t begin = session.committed();
+      session.prefill(std::span(text).subspan(begin, (std::min)(part, end - begin)));
+      say("a prompt of " + std::to_string(text.size()) + " tokens, " + std::to_string(session.committed()) + " done");
+    }
+    pass[end] = median_ms(args.seconds, [&] {
+      session.verify(std::span(text).first(1));
+      greedy{}.pick<B>(pair.ctx, session.logits(), end + 1, &pick);
+    });
+  }
+  return pass;
+}
+
+}  // namespace bench
