@@ -80,7 +80,7 @@ logged() {
 
 # llama.cpp from the source archive of a Python package: a registry that is reachable where GitHub may not be.
 build_llama() {
-  local source
+  local source line after=0
   llama=$work/llama/build
   [[ -x $llama/bin/llama-bench && -x $llama/bin/llama-speculative-simple ]] && return
   command -v cmake >/dev/null || skip "building llama.cpp needs cmake"
@@ -98,7 +98,11 @@ build_llama() {
     -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_SERVER=OFF -DLLAMA_BUILD_UI=OFF ||
     die "llama.cpp cannot be configured"
   cmake --build "$llama" --target llama-bench llama-speculative-simple -j "$(nproc)" 2>&1 | tee "$work/llama/build.log" |
-    awk 'sub(/^\[ */, "") && $0 + 0 >= after { print "llama.cpp: " $0 + 0 " %" > "/dev/stderr"; after = $0 + 10 }' ||
+    while read -r line; do
+      [[ $line =~ ^\[\ *([0-9]+)% ]] && ((BASH_REMATCH[1] >= after)) || continue
+      say "llama.cpp: ${BASH_REMATCH[1]} %"
+      after=$((BASH_REMATCH[1] + 10))
+    done ||
     { tail -n 20 "$work/llama/build.log" >&2; die "llama.cpp does not build"; }
 }
 [[ -n $llama ]] || build_llama
