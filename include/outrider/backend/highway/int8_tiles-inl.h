@@ -33,8 +33,8 @@ namespace OUTRIDER_INT8_WAY {
 
 // The numbers of rows of x that tiles are made for, what 16 or 32 registers hold; others take the next larger tile, its last row again and
 // again. Fewer tiles where they matter less: each is compiled for every format.
-#if OUTRIDER_INT8_KIND == 0
-using tile_sizes = std::index_sequence<1, 4>;
+#if OUTRIDER_INT8_KIND == 0 || defined(__SANITIZE_ADDRESS__)  // (instrumented tiles take minutes to compile)
+using tile_sizes = std::index_sequence<1, HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 2 ? 8 : 4>;
 #elif HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 1
 using tile_sizes = std::index_sequence<1, 2, 4>;
 #elif HWY_CAP_GE512
