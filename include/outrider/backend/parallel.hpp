@@ -35,9 +35,20 @@ struct range_cutter {
   std::size_t count, grain, pieces, ranges;
 
   range_cutter(std::size_t count_, std::size_t grain_, unsigned threads) noexcept
-      : count(count_), grain(grain_), pieces(count_ / grain_), ranges((std::min)(pieces, ranges_per_thread * std::size_t{threads})) {}
+      : count(count_),
+        grain(grain_),
+        pieces(count_ / grain_),
+        ranges(threads == 1 ? 1 : (std::min)(pieces, ranges_per_thread * std::size_t{threads})) {}
 
   [[nodiscard]] std::size_t begin(std::size_t i) const noexcept { return i == ranges ? count : pieces * i / ranges * grain; }
+
+  /// Does a job of one range at most on the calling thread; false if there are more.
+  template <class Body>
+  bool whole(Body& body) const noexcept {
+    if (ranges > 1) return false;
+    if (count != 0) body(std::size_t{0}, count);
+    return true;
+  }
 
   static constexpr std::size_t ranges_per_thread = 8;
 };
@@ -100,10 +111,7 @@ class thread_pool {
   template <class Body>
   void for_ranges(std::size_t count, std::size_t grain, Body&& body) noexcept {
     const detail::range_cutter cut(count, grain, threads_);
-    if (cut.ranges <= 1 || threads_ == 1) {
-      if (count != 0) body(std::size_t{0}, count);
-      return;
-    }
+    if (cut.whole(body)) return;
     using body_type = std::remove_reference_t<Body>;
     job_ = {&cut, const_cast<void*>(static_cast<const void*>(&body)),
             [](void* what, std::size_t begin, std::size_t end) noexcept { (*static_cast<body_type*>(what))(begin, end); }};
@@ -204,12 +212,9 @@ class openmp {
   template <class Body>
   void for_ranges(std::size_t count, std::size_t grain, Body&& body) noexcept {
     const detail::range_cutter cut(count, grain, threads_);
-    if (cut.ranges <= 1 || threads_ == 1) {
-      if (count != 0) body(std::size_t{0}, count);
-      return;
-    }
-    // The team always has all threads, even if some find nothing to do: with another size libgomp would allocate and start a new one.
-    // clang-format off
+    if (cut.whole(body)) return;
+      // The team always has all threads, even if some find nothing to do: with another size libgomp would allocate and start a new one.
+      // clang-format off
 #pragma omp parallel for num_threads(static_cast<int>(threads_)) schedule(dynamic, 1)
     // clang-format on
     for (std::size_t i = 0; i < cut.ranges; ++i) body(cut.begin(i), cut.begin(i + 1));

@@ -1,6 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// The ways to multiply bytes that a target may have: int8_tiles-inl.h, once for each.
+// The ways to multiply bytes that a target may have: int8_sums-inl.h and int8_tiles-inl.h, once for each.
 #if defined(OUTRIDER_BACKEND_HIGHWAY_INT8_WAYS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OUTRIDER_BACKEND_HIGHWAY_INT8_WAYS_INL_H_
 #undef OUTRIDER_BACKEND_HIGHWAY_INT8_WAYS_INL_H_
@@ -13,6 +13,7 @@
 #define OUTRIDER_BEFORE_INT8_WAY HWY_BEFORE_NAMESPACE();
 #define OUTRIDER_INT8_WAY widening
 #define OUTRIDER_INT8_KIND 0
+#include "outrider/backend/highway/int8_sums-inl.h"
 #include "outrider/backend/highway/int8_tiles-inl.h"
 #undef OUTRIDER_INT8_WAY
 #undef OUTRIDER_INT8_KIND
@@ -20,6 +21,7 @@
 #if HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2
 #define OUTRIDER_INT8_WAY maddubs
 #define OUTRIDER_INT8_KIND 1
+#include "outrider/backend/highway/int8_sums-inl.h"
 #include "outrider/backend/highway/int8_tiles-inl.h"
 #undef OUTRIDER_INT8_WAY
 #undef OUTRIDER_INT8_KIND
@@ -35,6 +37,7 @@
 #endif
 #define OUTRIDER_INT8_WAY vnni
 #define OUTRIDER_INT8_KIND 2
+#include "outrider/backend/highway/int8_sums-inl.h"
 #include "outrider/backend/highway/int8_tiles-inl.h"
 #undef OUTRIDER_INT8_WAY
 #undef OUTRIDER_INT8_KIND
