@@ -18,7 +18,6 @@
 #include "decode_texts.hpp"
 #include "machine.hpp"
 #include "outrider/backend/cpu.hpp"
-#include "outrider/backend/highway_dispatch.hpp"
 #include "outrider/version.hpp"
 
 namespace {
@@ -34,7 +33,7 @@ ordered_json measure(const arguments& args) {
   const ids context = long_text(texts, args.context);
   pair.session.prefill(context);
   pair.session.verify(std::span(context).first(most_rows));
-  const std::size_t peak = peak_memory();  // before the bench takes memory for itself
+  const std::size_t peak = peak_memory(), kv_bytes = pair.session.cache().bytes();  // before the bench takes memory for itself
   say("comparing texts");
   const std::string checked = check_text(pair, args, texts[0], weights.parameters);
 
@@ -58,7 +57,8 @@ ordered_json measure(const arguments& args) {
   out["backend"] = args.backend, out["threads"] = pair.ctx.threads(), out["kv"] = args.kv, out["rounds"] = args.repeat;
   out["context"] = args.context, out["new_tokens"] = args.new_tokens, out["checked_against"] = checked;
   out["weights"] = {{"parameters", weights.parameters}, {"read_bytes", weights.read}, {"macs", weights.macs}, {"used_bytes", weights.used}};
-  out["load_seconds"] = pair.load_seconds, out["peak_memory_bytes"] = peak;
+  out["weights"]["assistant_bytes"] = count_bytes(args.assistant);
+  out["load_seconds"] = pair.load_seconds, out["peak_memory_bytes"] = peak, out["kv_bytes"] = kv_bytes;
   if (args.measures("passes")) add_passes(out, s, weights.read);
   for (const auto& [positions, ms] : s.long_context) out["long_context"].push_back({{"positions", positions}, {"ms", ms}});
   if (args.measures("texts")) add_texts(out, s.texts, s.passes);
@@ -82,7 +82,7 @@ int main(int argc, char** argv) try {
       "Without --target: the tiny pair of examples/data.");
   auto* assistant = app.add_option("--assistant", args.assistant, "Its assistant: Hugging Face directory or GGUF file");
   app.add_option("--target", args.target, "The model: Hugging Face directory or GGUF file")->needs(assistant);
-  app.add_option("--backend", args.backend, "What computes")->capture_default_str()->check(CLI::IsMember({"reference", "highway", "cpu"}));
+  app.add_option("--backend", args.backend, "What computes")->capture_default_str()->check(CLI::IsMember({"reference", "cpu"}));
   app.add_option("--threads", args.threads, "Threads; one per core if not given")->check(CLI::Range(1, 1024));
   app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16"}));
   app.add_option("--measure", args.measure,
@@ -112,9 +112,7 @@ int main(int argc, char** argv) try {
     return app.exit(wrong) == 0 ? 0 : 2;
   }
 
-  const ordered_json result = args.backend == "reference" ? measure_on<reference>(args)
-                              : args.backend == "highway" ? measure_on<highway_dispatch>(args)
-                                                          : measure_on<cpu>(args);
+  const ordered_json result = args.backend == "reference" ? measure_on<reference>(args) : measure_on<cpu>(args);
   const bool alone = *json && args.json_file.empty();  // the object is all there is on stdout
   if (alone)
     std::cout << result.dump() << std::endl;

@@ -94,6 +94,17 @@ inline weight_facts count_weights(const std::string& target) {
   return count_weights(gemma4::target_tensors(io::open_gguf(place), config), config);
 }
 
+/// Bytes of all tensors of a model.
+inline std::size_t count_bytes(const std::string& model) {
+  const std::filesystem::path place = gemma4::locate_model(model);
+  std::size_t sum = 0;
+  if (std::filesystem::is_directory(place))
+    for (const auto& [name, tensor] : io::load_safetensors(place)) sum += tensor.bytes.size();
+  else
+    for (const io::tensor& tensor : io::open_gguf(place).tensors) sum += tensor.bytes.size();
+  return sum;
+}
+
 /// A loaded pair with one sequence. Not movable: its parts point to each other.
 template <class B, class Kv>
 struct loaded_pair {

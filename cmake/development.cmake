@@ -26,11 +26,25 @@ if(OUTRIDER_BUILD_TESTS)
   FetchContent_MakeAvailable(doctest)
 endif()
 
-# One program per file of a folder, named after the file. They are compiled for any machine and choose the SIMD target at run time.
+# One program per file of a folder, named after the file; what is called <program>_….cpp belongs to it. They are compiled for any machine and
+# choose the SIMD target at run time.
 function(outrider_add_programs)
   file(GLOB sources CONFIGURE_DEPENDS "${CMAKE_CURRENT_SOURCE_DIR}/*.cpp")
+  list(SORT sources)  # chat.cpp comes before chat_command_line.cpp
+  set(programs "")
   foreach(source IN LISTS sources)
     cmake_path(GET source STEM name)
+    set(owner "")
+    foreach(program IN LISTS programs)
+      if(name MATCHES "^${program}_")
+        set(owner "${program}")
+      endif()
+    endforeach()
+    if(owner)
+      target_sources(${owner} PRIVATE "${source}")
+      continue()
+    endif()
+    list(APPEND programs "${name}")
     add_executable(${name} "${source}")
     target_link_libraries(${name} PRIVATE outrider::highway_dispatch CLI11::CLI11 outrider_warnings)
     target_compile_definitions(${name} PRIVATE OUTRIDER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")

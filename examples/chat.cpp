@@ -141,8 +141,7 @@ void run_on(const chat_arguments& args) {
 int main(int argc, char** argv) try {
   const chat_arguments args = parse_chat_command_line(argc, argv);
   if (args.backend == "reference") run_on<outrider::reference>(args);
-  if (args.backend == "highway") run_on<outrider::highway_dispatch>(args);
-  if (args.backend == "cpu") run_on<outrider::cpu>(args);
+  if (args.backend != "reference") run_on<outrider::cpu>(args);
 } catch (const std::exception& problem) {
   std::cerr << "chat: " << problem.what() << "\n";
   return 1;

@@ -2,8 +2,6 @@
 //
 // The command line of chat.cpp.
 #pragma once
-#include <CLI/CLI.hpp>
-#include <cstdlib>
 #include <optional>
 #include <string>
 
@@ -17,21 +15,4 @@ struct chat_arguments : model_options {
 };
 
 /// The options of the command line. Ends the program for --help, and with exit code 2 for wrong usage.
-inline chat_arguments parse_chat_command_line(int argc, char** argv) {
-  chat_arguments args;
-  CLI::App app(
-      "A conversation with a Gemma 4 model, line by line. Without --target: a tiny model trained on the King James Bible, which answers\n"
-      "everything in its tone.");
-  app.footer("Commands in the conversation: /stats, /reset, /help, /quit. Ctrl-C stops an answer; at the prompt it ends the program.");
-  add_model_options(app, args);
-  app.add_option("--system", args.system, "What the model is told before the conversation");
-  app.add_flag("--think", args.think, "Let the model think before it answers; thoughts are shown dimmed on a terminal, and nowhere else");
-  app.add_flag("--verbose", args.verbose, "After every answer, say on standard error what was processed");
-  try {
-    app.parse(argc, argv);
-    settle_model_options(app, args);
-  } catch (const CLI::ParseError& wrong) {
-    std::exit(app.exit(wrong) == 0 ? 0 : 2);
-  }
-  return args;
-}
+chat_arguments parse_chat_command_line(int argc, char** argv);

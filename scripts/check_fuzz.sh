@@ -21,16 +21,20 @@ seeds() { # directories of inputs to start from, besides what earlier runs found
 }
 
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-for target in "$@"; do
-  mkdir -p "$work/corpus/$target" "$work/found/$target"
+run() { # run TARGET
+  mkdir -p "$work/corpus/$1" "$work/found/$1"
   # Nothing here needs much memory or time: 512 MiB in one piece, 2 GiB or 10 s for one input are findings too.
-  "$programs/fuzz_$target" -max_total_time="${FUZZ_SECONDS:-30}" -seed="${FUZZ_SEED:-0}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
-    -malloc_limit_mb=512 -dict="$fuzz/$target.dict" -artifact_prefix="$work/found/$target/" -print_final_stats=1 \
-    "$work/corpus/$target" $(seeds "$target") >"$work/$target.log" 2>&1 || {
-    grep 'INFO: Seed' "$work/$target.log"
-    grep -vE '^#[0-9]+' "$work/$target.log" | tail -n 60
-    fail "$target: a finding; its input is in $work/found/$target"
+  "$programs/fuzz_$1" -max_total_time="${FUZZ_SECONDS:-30}" -seed="${FUZZ_SEED:-0}" -max_len=8192 -timeout=10 -rss_limit_mb=2048 \
+    -malloc_limit_mb=512 -dict="$fuzz/$1.dict" -artifact_prefix="$work/found/$1/" -print_final_stats=1 \
+    "$work/corpus/$1" $(seeds "$1") >"$work/$1.log" 2>&1 || {
+    grep 'INFO: Seed' "$work/$1.log"
+    grep -vE '^#[0-9]+' "$work/$1.log" | tail -n 60
+    echo "$1: a finding; its input is in $work/found/$1"
+    return 1
   }
-  echo "$target: $(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$target.log") inputs"
-done
+  echo "$1: $(sed -n 's/^stat::number_of_executed_units: *//p' "$work/$1.log") inputs"
+}
+export -f seeds run
+export programs fuzz work
+printf '%s\n' "$@" | xargs -P "$jobs" -I{} bash -c 'run {}' || fail "a target has a finding, see above"
 passed "no finding in $# targets"

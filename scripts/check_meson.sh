@@ -7,7 +7,7 @@ rm -rf "$work"
 mkdir -p "$work"
 cmake -S "$root" -B "$work/cmake" -G Ninja -DCMAKE_INSTALL_PREFIX="$work/cmake-prefix" >"$work/cmake.log"
 cmake --install "$work/cmake" >>"$work/cmake.log"
-meson setup "$work/meson" "$root" --prefix="$work/meson-prefix" -Doptimization=1 >"$work/meson.log"
+meson setup "$work/meson" "$root" --prefix="$work/meson-prefix" -Doptimization=0 >"$work/meson.log"
 meson install -C "$work/meson" --no-rebuild >>"$work/meson.log"
 
 ctest --test-dir "$work/cmake" -N | sed -n 's/^ *Test *#[0-9]*: //p' | sort >"$work/cmake.tests"
@@ -26,6 +26,6 @@ if [[ ${1:-} == --lists-only ]]; then
 fi
 # Which sources make a program, and with which flags, is decided per kind (plain, native, dispatch): some of each kind are built and run.
 # The sources themselves are the same that CMake compiled.
-programs=(core io text layers decode decode_native decode_dispatch contract.cpu contract.highway_dispatch examples.inspect examples.custom_backend)
+programs=(core core_native io text layers decode decode_dispatch contract.highway_eigen_prompts examples.inspect examples.custom_backend)
 meson test -C "$work/meson" --print-errorlogs "${programs[@]}"
 passed "$(wc -l <"$work/meson.tests") tests by the same names, the same installed files, ${#programs[@]} programs"

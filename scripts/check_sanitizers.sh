@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
-# The whole suite under AddressSanitizer and UndefinedBehaviorSanitizer (preset `asan`).
+# The whole suite, built by clang++ with the warning set as errors, under AddressSanitizer and UndefinedBehaviorSanitizer (preset `asan`).
 . "$(dirname "$0")/common.sh"
 
 cd "$root"

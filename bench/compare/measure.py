@@ -73,7 +73,8 @@ class Outrider:
         return self.decode(model, "--measure", "passes,schedules", "--new-tokens", TEXT_TOKENS)
 
     def long(self, model, positions):
-        return self.decode(model, "--measure", "long", "--long-context", positions)["long_context"]
+        # llama.cpp keeps keys and values in 16 bits.
+        return self.decode(model, "--measure", "long", "--long-context", positions, "--kv", "bf16")["long_context"]
 
 
 class Llama:

@@ -164,6 +164,22 @@ TEST_CASE_TEMPLATE("attend agrees with the reference on any numbers, for few and
   });
 }
 
+TEST_CASE_TEMPLATE("attend agrees with the reference over long contexts", B, OUTRIDER_TESTED_BACKENDS) {
+  constexpr std::uint64_t seed = 606;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  for_each_type(kv_types{}, [&]<class Kv>() {
+    for_each_layout([&](layout form) {
+      for (const std::size_t start : sizes{250, 255, 700, 4090, 4095, 4096, 9000})
+        for (const std::size_t m : sizes{1, 9}) {
+          const attend_case c{form, 16, 2, 4, m, start, form == layout::ring ? 600 : key_window::unlimited};
+          check_attend<B, Kv>(c, random.uniforms(0.5f), random.uniforms(),
+                              [](std::size_t keys) { return attend_bound(18 * u * 8, 16, keys, 1); });
+        }
+    });
+  });
+}
+
 TEST_CASE_TEMPLATE("attend weighs two keys as computed by hand", B, OUTRIDER_TESTED_BACKENDS) {
   context_of<B> ctx(execution{1});
   for_each_type(kv_types{}, [&]<class Kv>() {
@@ -345,6 +361,33 @@ TEST_CASE_TEMPLATE("pitfall 126: an attend row has the bits it has alone, wherev
               }
           }
     });
+  });
+}
+
+TEST_CASE_TEMPLATE("an attend row over a long context has the bits it has alone, with any threads", B, OUTRIDER_TESTED_BACKENDS) {
+  constexpr std::uint64_t seed = 607;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  for_each_type(kv_types{}, [&]<class Kv>() {
+    for (const std::size_t first : sizes{250, 1000, 4090, 8190})
+      for (const std::size_t width : sizes{600, key_window::unlimited}) {
+        INFO("first = ", first, ", width = ", width);
+        constexpr std::size_t m = 9, cols = 4 * 16;
+        kv_memory<Kv> memory(layout::growing, first + m, 2, 16);
+        memory.fill(0, first + m, random.uniforms(), random.uniforms());
+        const auto q = padded<float>(m, cols).fill(random.uniforms(0.5f));
+        const auto pass = [&](unsigned threads, std::size_t row, std::size_t rows) {
+          context_of<B> ctx(execution{threads});
+          padded<float> out(rows, cols);
+          attention_ops<B, Kv>::attend(ctx, out.view(), q.view().slice_rows(row, rows), memory.read(), {first + row + 1, width});
+          return out.bits();
+        };
+        for (const unsigned threads : {1u, 2u, 3u}) {
+          CAPTURE(threads);
+          const auto together = pass(threads, 0, m);
+          for (std::size_t r = 0; r < m; ++r) CHECK_MESSAGE(together[r] == pass(1, r, 1)[0], "row ", r, " differs from the row alone");
+        }
+      }
   });
 }
 

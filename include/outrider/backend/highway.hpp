@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/backend/highway/attention_ops.hpp"
 #include "outrider/backend/highway/int8_ops.hpp"
 #include "outrider/backend/highway/ops.hpp"
 #include "outrider/backend/highway/table-inl.h"
@@ -43,10 +44,12 @@ class basic_highway_context {
   explicit basic_highway_context(execution how = {}) : team_(detail::threads_for<Parallel>(how)) {}
   [[nodiscard]] unsigned threads() const noexcept { return team_.threads(); }
   [[nodiscard]] Parallel& team() noexcept { return team_; }
+  [[nodiscard]] detail::attention_scratch& attention() noexcept { return attention_; }
   [[nodiscard]] static const detail::kernel_table& kernels() noexcept { return *HWY_NAMESPACE::kernels(); }
 
  private:
   Parallel team_;
+  detail::attention_scratch attention_;
 };
 
 template <std::int64_t Target, class Parallel>

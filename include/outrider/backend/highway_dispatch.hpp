@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/backend/highway/attention_ops.hpp"
 #include "outrider/backend/highway/int8_ops.hpp"
 #include "outrider/backend/highway/ops.hpp"
 #include "outrider/backend/parallel.hpp"
@@ -39,11 +40,13 @@ class basic_highway_dispatch_context {
   }
   [[nodiscard]] unsigned threads() const noexcept { return team_.threads(); }
   [[nodiscard]] Parallel& team() noexcept { return team_; }
+  [[nodiscard]] detail::attention_scratch& attention() noexcept { return attention_; }
   [[nodiscard]] const detail::kernel_table& kernels() const noexcept { return *kernels_; }
 
  private:
   const detail::kernel_table* kernels_;
   Parallel team_;
+  detail::attention_scratch attention_;
 };
 
 template <class Parallel>

@@ -1,8 +1,8 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // Attention with an online softmax over tiles of keys. Tiles are cut at multiples of key_tile in absolute positions and a score sits in the
-// lane its position gives it, so a query's bits depend on its own keys alone: not on the other queries of its group, not on ring or growing
-// storage.
+// lane its position gives it, so a part's bits depend on its own keys alone: not on the other parts that are read with it, not on ring or
+// growing storage.
 #if defined(OUTRIDER_BACKEND_HIGHWAY_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OUTRIDER_BACKEND_HIGHWAY_ATTENTION_INL_H_
 #undef OUTRIDER_BACKEND_HIGHWAY_ATTENTION_INL_H_
@@ -15,6 +15,7 @@
 #include <limits>
 
 #include "outrider/backend/highway/compat-inl.h"
+#include "outrider/backend/highway/kernel_table.hpp"
 #include "outrider/backend/highway/linear-inl.h"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/view.hpp"
@@ -26,20 +27,14 @@ namespace HWY_NAMESPACE {
 constexpr std::size_t key_tile = 64;
 static_assert(key_tile % lanes == 0);
 
-/// How far a query has come through its keys; its output holds Σ exp(score − largest) · value so far.
-struct query_state {
-  std::size_t begin, end;  // the positions it sees
-  float largest, sum;
-};
-
 /// Turns scores into weights exp(score − largest), those outside begin … end - 1 into zeros, and updates the largest score and the sum. Returns
 /// the factor that what was summed before must be scaled with.
-HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end, query_state& state) noexcept {
+HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end, detail::attention_part& part) noexcept {
   constexpr float lowest = -std::numeric_limits<float>::infinity();
   for (std::size_t j = 0; j < begin; ++j) score[j] = lowest;
   for (std::size_t j = end; j < key_tile; ++j) score[j] = lowest;
 
-  vec most = set(state.largest);
+  vec most = set(part.largest);
   for (std::size_t j = 0; j < key_tile; j += lanes) most = hn::Max(most, load(score + j));
   const float largest = max_of_lanes(most);
 
@@ -50,9 +45,9 @@ HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end
     store(weight, score + j);
     sum = hn::Add(sum, weight);
   }
-  const float fade = hn::GetLane(hn::Exp(floats(), hn::Sub(set(state.largest), set(largest))));
-  state.sum = hn::GetLane(hn::MulAdd(set(state.sum), set(fade), set(sum_of_lanes(sum))));
-  state.largest = largest;
+  const float fade = hn::GetLane(hn::Exp(floats(), hn::Sub(set(part.largest), set(largest))));
+  part.total = hn::GetLane(hn::MulAdd(set(part.total), set(fade), set(sum_of_lanes(sum))));
+  part.largest = largest;
   return fade;
 }
 
@@ -79,7 +74,8 @@ HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* co
     }
     OUTRIDER_UNROLL
     for (std::size_t i = 0; i < MR; ++i) {
-      const vec p = set(weight[i][j]);
+      vec p = set(weight[i][j]);
+      hold(p);
       OUTRIDER_UNROLL
       for (std::size_t s = 0; s < width; ++s) sum[i][s] = hn::MulAdd(p, v[s], sum[i][s]);
     }
@@ -116,24 +112,14 @@ HWY_INLINE void add_values_of(std::size_t queries, float* const* out, const floa
   add_values<MR, (MR > few_rows ? many_streams : few_width)>(out, weight, values, count, d, ahead);
 }
 
-/// How many queries of a KV head go through its keys together: a tile of keys and values is read once and stays in the second-level cache.
-constexpr std::size_t query_group = 32;
-
-/// The queries of a group and the scores of one tile.
-struct query_set {
+/// Parts that go through the same keys, and the scores of one tile.
+struct part_set {
   std::size_t count = 0;
-  query_state state[query_group];
-  const float* q[query_group];
-  float* out[query_group];
-  std::size_t begin[query_group], end[query_group];  // what each sees of the tile, counted from the tile's first position
-  HWY_ALIGN float score[query_group][key_tile];
+  const float* q[detail::attention_group];
+  float* sum[detail::attention_group];
+  std::size_t begin[detail::attention_group], end[detail::attention_group];  // what each sees of the tile, from the tile's first position
+  HWY_ALIGN float score[detail::attention_group][key_tile];
 };
-
-/// How many bytes `to` lies behind `from`.
-template <class Kv>
-std::ptrdiff_t distance(const Kv* from, const Kv* to) noexcept {
-  return reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from);
-}
 
 /// Scores of `count` consecutive keys for up to MR queries; score[i] belongs to q[i] and the first key.
 template <std::size_t MR, std::size_t streams, class Kv>
@@ -150,10 +136,10 @@ HWY_INLINE void score_keys(std::size_t rows, const float* const* q, float* const
   }
 }
 
-/// Scores of the positions from … to - 1, which lie in the tile that starts at `tile`, for all queries. Asks for the values of the same
+/// Scores of the positions from … to - 1, which lie in the tile that starts at `tile`, for all parts. Asks for the values of the same
 /// positions meanwhile.
 template <class Kv>
-void score_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to) noexcept {
+void score_tile(part_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to) noexcept {
   const std::size_t d = cache.head_dim;
   for (std::size_t p = from; p < to;) {
     const std::size_t run = cache.run(p, to);
@@ -172,10 +158,10 @@ void score_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::
   }
 }
 
-/// Adds the weighted values of the same positions to the outputs and asks for the keys of the next tile, up to last - 1. Neighbouring queries
+/// Adds the weighted values of the same positions to the sums and asks for the keys of the next tile, up to last - 1. Neighbouring parts
 /// that see the same part of the tile, as they do everywhere but at the ends of their windows, go together.
 template <class Kv>
-void add_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to,
+void add_tile(part_set& set, kv_view<const Kv> cache, std::size_t head, std::size_t tile, std::size_t from, std::size_t to,
               std::size_t last) noexcept {
   const std::size_t d = cache.head_dim;
   for (std::size_t p = from; p < to;) {
@@ -189,7 +175,7 @@ void add_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::si
       if (begin < end) {
         const float* weight[many_rows];
         for (std::size_t i = 0; i < rows; ++i) weight[i] = set.score[r + i] + begin;
-        add_values_of<many_rows>(rows, set.out + r, weight, values + (begin - at) * d, end - begin, d, ahead);
+        add_values_of<many_rows>(rows, set.sum + r, weight, values + (begin - at) * d, end - begin, d, ahead);
       }
       r += rows;
     }
@@ -197,54 +183,65 @@ void add_tile(query_set& set, kv_view<const Kv> cache, std::size_t head, std::si
   }
 }
 
-/// The queries of a set, each over its own positions; the keys and values they share are read once.
+/// See detail::attention_kernels.
 template <class Kv>
-void attend_set(query_set& set, kv_view<const Kv> cache, std::size_t head) noexcept {
+void add_keys(detail::attention_part* parts, std::size_t count, kv_view<const Kv> cache, std::size_t head) noexcept {
   const std::size_t d = cache.head_dim;
+  part_set set;
+  set.count = count;
   std::size_t first = key_window::unlimited, last = 0;
-  for (std::size_t i = 0; i < set.count; ++i) {
-    for (std::size_t c = 0; c < d; ++c) set.out[i][c] = 0;
-    if (set.state[i].begin >= set.state[i].end) continue;
-    first = HWY_MIN(first, set.state[i].begin);
-    last = HWY_MAX(last, set.state[i].end);
+  for (std::size_t i = 0; i < count; ++i) {
+    set.q[i] = parts[i].q;
+    set.sum[i] = parts[i].sum;
+    parts[i].largest = -std::numeric_limits<float>::infinity();
+    parts[i].total = 0;
+    for (std::size_t c = 0; c < d; ++c) set.sum[i][c] = 0;
+    if (parts[i].begin >= parts[i].end) continue;
+    first = HWY_MIN(first, parts[i].begin);
+    last = HWY_MAX(last, parts[i].end);
   }
 
   for (std::size_t from = first; from < last;) {
     const std::size_t tile = from / key_tile * key_tile, to = HWY_MIN(tile + key_tile, last);
     score_tile(set, cache, head, tile, from, to);
-    for (std::size_t i = 0; i < set.count; ++i) {
-      set.begin[i] = HWY_MAX(from, set.state[i].begin) - tile;
-      set.end[i] = HWY_MAX(HWY_MIN(to, set.state[i].end), tile) - tile;
+    for (std::size_t i = 0; i < count; ++i) {
+      set.begin[i] = HWY_MAX(from, parts[i].begin) - tile;
+      set.end[i] = HWY_MAX(HWY_MIN(to, parts[i].end), tile) - tile;
       if (set.begin[i] >= set.end[i]) continue;
-      const float fade = weigh(set.score[i], set.begin[i], set.end[i], set.state[i]);
+      const float fade = weigh(set.score[i], set.begin[i], set.end[i], parts[i]);
       if (fade != 1)
-        for (std::size_t c = 0; c < d; ++c) set.out[i][c] *= fade;
+        for (std::size_t c = 0; c < d; ++c) set.sum[i][c] *= fade;
     }
     add_tile(set, cache, head, tile, from, to, last);
     from = to;
   }
-
-  for (std::size_t i = 0; i < set.count; ++i) {
-    if (set.state[i].begin >= set.state[i].end) continue;
-    for (std::size_t c = 0; c < d; ++c) set.out[i][c] /= set.state[i].sum;
-  }
 }
 
-template <class Kv>
-void attend(matrix_view<float> out, matrix_view<const float> q, kv_view<const Kv> cache, key_window window, std::size_t begin,
-            std::size_t end) noexcept {
-  const std::size_t d = cache.head_dim, group = q.cols / d / cache.heads, per_head = q.rows * group;
-  for (std::size_t item = begin; item < end;) {
-    const std::size_t head = item / per_head, stop = HWY_MIN(end, (head + 1) * per_head);
-    query_set set;
-    for (; item < stop && set.count < query_group; ++item, ++set.count) {
-      const std::size_t row = item % per_head / group, column = (head * group + item % group) * d;
-      set.q[set.count] = q.row(row) + column;
-      set.out[set.count] = out.row(row) + column;
-      set.state[set.count] = {window.begin(row), window.end(row), -std::numeric_limits<float>::infinity(), 0};
-    }
-    attend_set(set, cache, head);
+/// See detail::attention_kernels.
+inline void join_parts(float* out, const detail::attention_part* parts, std::size_t count, std::size_t d) noexcept {
+  std::size_t seen = 0;
+  const float* sums[detail::most_spans + 2];
+  float largest = -std::numeric_limits<float>::infinity(), factor[detail::most_spans + 2];
+  for (std::size_t i = 0; i < count; ++i)
+    if (parts[i].begin < parts[i].end) largest = HWY_MAX(largest, parts[i].largest);
+  vec total = zero();
+  for (std::size_t i = 0; i < count; ++i) {
+    if (parts[i].begin >= parts[i].end) continue;
+    const vec below = hn::Sub(set(parts[i].largest), set(largest));
+    const vec weight = hn::IfThenElse(hn::IsNaN(below), below, hn::Exp(floats(), below));
+    total = hn::MulAdd(set(parts[i].total), weight, total);
+    factor[seen] = hn::GetLane(weight);
+    sums[seen++] = parts[i].sum;
   }
+  if (seen == 0) total = set(1);
+  const auto joined = [&](std::size_t c, auto read) {
+    vec sum = zero();
+    for (std::size_t i = 0; i < seen; ++i) sum = hn::MulAdd(set(factor[i]), read(sums[i] + c), sum);
+    return hn::Div(sum, total);
+  };
+  std::size_t c = 0;
+  for (; c + lanes <= d; c += lanes) store(joined(c, [](const float* at) { return load(at); }), out + c);
+  if (c < d) store_first(joined(c, [&](const float* at) { return load_first(at, d - c); }), out + c, d - c);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -99,6 +99,18 @@ HWY_INLINE void prefetch_ahead(const std::byte* p) {
 #endif
 }
 
+/// Keeps a value in a register: GCC would rather read it anew for every use, and two reads a cycle are what a core has for all its operands.
+template <class V>
+HWY_INLINE void hold([[maybe_unused]] V& v) {
+#if HWY_ARCH_X86 && (defined(__GNUC__) || defined(__clang__))
+#if HWY_CAP_GE512
+  asm("" : "+v"(v.raw));
+#else
+  asm("" : "+x"(v.raw));
+#endif
+#endif
+}
+
 HWY_INLINE vec zero() { return hn::Zero(floats()); }
 HWY_INLINE vec set(float value) { return hn::Set(floats(), value); }
 HWY_INLINE float sum_of_lanes(vec v) { return hn::GetLane(hn::SumOfLanes(floats(), v)); }

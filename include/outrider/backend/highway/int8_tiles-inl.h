@@ -22,6 +22,19 @@
 
 #if defined(OUTRIDER_INT8_WAY)
 
+#if !defined(OUTRIDER_INSTRUMENTED)
+#if defined(__SANITIZE_ADDRESS__)
+#define OUTRIDER_INSTRUMENTED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define OUTRIDER_INSTRUMENTED 1
+#endif
+#endif
+#endif
+#if !defined(OUTRIDER_INSTRUMENTED)
+#define OUTRIDER_INSTRUMENTED 0
+#endif
+
 OUTRIDER_BEFORE_INT8_WAY
 namespace outrider {
 namespace HWY_NAMESPACE {
@@ -29,7 +42,7 @@ namespace OUTRIDER_INT8_WAY {
 
 // The numbers of rows of x that tiles are made for, what 16 or 32 registers hold; others take the next larger tile, its last row again and
 // again. Fewer tiles where they matter less: each is compiled for every format.
-#if OUTRIDER_INT8_KIND == 0 || defined(__SANITIZE_ADDRESS__)  // (instrumented tiles take minutes to compile)
+#if OUTRIDER_INT8_KIND == 0 || OUTRIDER_INSTRUMENTED  // (instrumented tiles take minutes to compile)
 using tile_sizes = std::index_sequence<1, HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 2 ? 8 : 4>;
 #elif HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 1
 using tile_sizes = std::index_sequence<1, 2, 4>;

@@ -54,11 +54,26 @@ struct pointwise_kernels {
   void (*weighted_sum)(matrix_view<float> out, matrix_view<const float> x, matrix_view<const float> weights) noexcept;
 };
 
+/// A query head on its way through some of its keys.
+struct attention_part {
+  const float* q;          // [d]
+  float* sum;              // [d]: Σ exp(score − largest) · value
+  std::size_t begin, end;  // the positions it sees; none if begin >= end
+  float largest, total;    // the largest score, and Σ exp(score − largest)
+};
+
+/// How many parts go through the same keys together: a tile of keys and values is read once and stays in the second-level cache.
+inline constexpr std::size_t attention_group = 32;
+/// The keys of a query are cut into at most so many spans, and two more at the ends of its window.
+inline constexpr std::size_t most_spans = 16;
+
 template <class Kv>
 struct attention_kernels {
-  /// The pairs (row, query head) begin … end - 1, counted KV head by KV head, in each row by row, in each head by head of its group.
-  void (*attend)(matrix_view<float> out, matrix_view<const float> q, kv_view<const Kv> cache, key_window window, std::size_t begin,
-                 std::size_t end) noexcept;
+  /// Computes sum, largest and total of up to attention_group parts, all of KV head `head`. sum must not overlap q.
+  void (*add_keys)(attention_part* parts, std::size_t count, kv_view<const Kv> cache, std::size_t head) noexcept;
+  /// out [d] = Σ sum · f / Σ total · f over up to most_spans + 2 parts of one query, f = exp(largest − the largest of all), in their order;
+  /// zeros if none sees a key. out may be the sum of a part that is the only one.
+  void (*join)(float* out, const attention_part* parts, std::size_t count, std::size_t d) noexcept;
 };
 
 template <template <class> class Kernels, class List>

@@ -97,7 +97,8 @@ HWY_NOINLINE void dots(const float* const* x, const W* const* w, std::size_t k, 
     }
     OUTRIDER_UNROLL
     for (std::size_t i = 0; i < MR; ++i) {
-      const vec a = load(x[i] + c);
+      vec a = load(x[i] + c);
+      hold(a);
       OUTRIDER_UNROLL
       for (std::size_t j = 0; j < streams; ++j) sum[i][j] = hn::MulAdd(a, b[j], sum[i][j]);
     }
@@ -139,7 +140,8 @@ HWY_NOINLINE void add_dots(const float* const* x, const float (*w)[strip_columns
     for (std::size_t j = 0; j < dot_streams; ++j) b[j] = load(w[j] + c);
     OUTRIDER_UNROLL
     for (std::size_t i = 0; i < MR; ++i) {
-      const vec a = load(x[i] + first + c);
+      vec a = load(x[i] + first + c);
+      hold(a);
       OUTRIDER_UNROLL
       for (std::size_t j = 0; j < dot_streams; ++j) sum[i][j] = hn::MulAdd(a, b[j], sum[i][j]);
     }
@@ -189,6 +191,12 @@ HWY_NOINLINE void block_dots(std::size_t rows, const float* const* x, const W* c
   }
 }
 
+/// How many bytes `to` lies behind `from`.
+template <class T>
+std::ptrdiff_t distance(const T* from, const T* to) noexcept {
+  return reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from);
+}
+
 // How far ahead a product asks for its weights, in bytes; mostly its stream's next row lies there. Measured on Zen 4: one row runs best with
 // requests to the first-level cache shortly before the use, more rows with requests to the second-level one.
 constexpr std::ptrdiff_t ahead_of_one = 512, ahead_of_many = 4096;
@@ -220,6 +228,97 @@ HWY_INLINE void multiply(float* const* out, const float* const* x, std::size_t r
   }
 }
 
+// Many rows compute: a panel of weights goes over all of them a block of columns at a time. A tile's part of x is copied to where it is read in
+// one stream, and stays in the first-level cache meanwhile, the panel's part in the second-level one; the accumulators wait in memory.
+constexpr std::size_t panel_groups = 16, panel_columns = 512, panel_rows = 64;
+static_assert(panel_columns % lanes == 0 && panel_rows % many_rows == 0);
+
+/// Accumulators of the tiles of a group of weight rows: row by row, in each one vector a weight row.
+using panel_sums = float[panel_rows][many_streams][lanes];
+
+/// sums[i][j] += the products of row i of a tile with w[j] over `count` columns, a multiple of lanes; x [count / lanes][MR][lanes].
+template <std::size_t MR, class W>
+HWY_NOINLINE void add_tile_products(const float* x, const W* const* w, std::size_t count, std::ptrdiff_t ahead,
+                                    float (*sums)[many_streams][lanes]) noexcept {
+  vec sum[MR][many_streams];
+  OUTRIDER_UNROLL
+  for (std::size_t i = 0; i < MR; ++i) {
+    OUTRIDER_UNROLL
+    for (std::size_t j = 0; j < many_streams; ++j) sum[i][j] = load(sums[i][j]);
+  }
+  for (std::size_t c = 0; c < count; c += lanes, x += MR * lanes) {
+    vec b[many_streams];
+    OUTRIDER_UNROLL
+    for (std::size_t j = 0; j < many_streams; ++j) {
+      b[j] = load(w[j] + c);
+      prefetch_second_level(reinterpret_cast<const std::byte*>(w[j] + c) + ahead);
+    }
+    OUTRIDER_UNROLL
+    for (std::size_t i = 0; i < MR; ++i) {
+      vec a = load(x + i * lanes);
+      hold(a);
+      OUTRIDER_UNROLL
+      for (std::size_t j = 0; j < many_streams; ++j) sum[i][j] = hn::MulAdd(a, b[j], sum[i][j]);
+    }
+  }
+  OUTRIDER_UNROLL
+  for (std::size_t i = 0; i < MR; ++i) {
+    OUTRIDER_UNROLL
+    for (std::size_t j = 0; j < many_streams; ++j) store(sum[i][j], sums[i][j]);
+  }
+}
+
+/// The columns first … first + count - 1 of up to MR rows with the rows of a panel.
+template <std::size_t MR, class W>
+HWY_INLINE void add_tile(const float* const* x, std::size_t rows, std::size_t first, std::size_t count, weight_view<W> w, std::size_t begin,
+                         std::size_t end, std::ptrdiff_t ahead, panel_sums* sums, std::size_t row) noexcept {
+  HWY_ALIGN float tile[panel_columns * MR];
+  for (std::size_t i = 0; i < MR; ++i) {
+    const float* from = x[HWY_MIN(i, rows - 1)] + first;  // rows that are missing compute another one again
+    for (std::size_t c = 0; c < count; c += lanes) store(load(from + c), tile + c * MR + i * lanes);
+  }
+  for (std::size_t g = 0; begin + g * many_streams < end; ++g) {
+    const W* weights[many_streams];
+    for (std::size_t j = 0; j < many_streams; ++j) weights[j] = w.row(HWY_MIN(begin + g * many_streams + j, end - 1)) + first;
+    add_tile_products<MR>(tile, weights, count, ahead, sums[g] + row);
+  }
+}
+
+/// out[i][c] = x[i] · w(c) for rows <= panel_rows and begin <= c < end <= begin + panel_groups · many_streams.
+template <class W>
+HWY_NOINLINE void multiply_panel(float* const* out, const float* const* x, std::size_t rows, weight_view<W> w, std::size_t begin,
+                                 std::size_t end) noexcept {
+  HWY_ALIGN panel_sums sums[panel_groups];
+  const std::size_t groups = (end - begin + many_streams - 1) / many_streams, whole = w.cols / lanes * lanes;
+  for (std::size_t g = 0; g < groups; ++g) std::memset(sums[g], 0, (rows + many_rows - 1) / many_rows * many_rows * sizeof(sums[g][0]));
+  for (std::size_t first = 0; first < whole; first += panel_columns) {
+    const std::size_t count = HWY_MIN(panel_columns, whole - first);
+    const W* const here = w.row(begin) + first;  // the first tile asks for the columns behind, or for those of the next panel
+    const std::ptrdiff_t behind =
+        first + count < whole ? distance(here, here + count) : distance(here, w.row(begin) + (end - begin) * w.stride);
+    for (std::size_t r = 0; r < rows; r += many_rows) {
+      const std::ptrdiff_t ahead = r == 0 ? behind : 0;
+      if (rows - r > many_rows / 2)
+        add_tile<many_rows>(x + r, HWY_MIN(many_rows, rows - r), first, count, w, begin, end, ahead, sums, r);
+      else
+        add_tile<many_rows / 2>(x + r, rows - r, first, count, w, begin, end, ahead, sums, r);
+    }
+  }
+  for (std::size_t g = 0; g < groups; ++g)
+    for (std::size_t r = 0; r < rows; ++r) {
+      vec sum[1][many_streams];
+      HWY_ALIGN float row[result_room<1, many_streams>];
+      for (std::size_t j = 0; j < many_streams; ++j) {
+        sum[0][j] = load(sums[g][r][j]);
+        const W* const weights = w.row(HWY_MIN(begin + g * many_streams + j, end - 1)) + whole;
+        if (whole < w.cols)
+          sum[0][j] = hn::MulAdd(load_first(x[r] + whole, w.cols - whole), load_first(weights, w.cols - whole), sum[0][j]);
+      }
+      store_sums(sum, row);
+      for (std::size_t j = 0; j < many_streams && begin + g * many_streams + j < end; ++j) out[r][begin + g * many_streams + j] = row[j];
+    }
+}
+
 template <class W>
 void matmul(float* const* out, const float* const* x, std::size_t rows, weight_view<W> w, std::size_t begin, std::size_t end) noexcept {
   if (rows == 0 || begin >= end) return;
@@ -231,7 +330,12 @@ void matmul(float* const* out, const float* const* x, std::size_t rows, weight_v
     if constexpr (HWY_CAP_GE512) {
       if (rows <= 6) return multiply<6, 4>(out, x, rows, w, begin, end);
     }
-    multiply<many_rows, many_streams>(out, x, rows, w, begin, end);
+    // Vectors of 256 bits need no panels before a tile's rows of x leave the first-level cache.
+    if (rows <= many_rows || (!HWY_CAP_GE512 && w.cols <= 4096)) return multiply<many_rows, many_streams>(out, x, rows, w, begin, end);
+    constexpr std::size_t panel = panel_groups * many_streams;
+    for (std::size_t r = 0; r < rows; r += panel_rows)
+      for (std::size_t c = begin; c < end; c += panel)
+        multiply_panel(out + r, x + r, HWY_MIN(panel_rows, rows - r), w, c, HWY_MIN(end, c + panel));
   }
 }
 

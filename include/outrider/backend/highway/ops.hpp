@@ -1,7 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// The ops of a backend over a kernel table: how the work is cut, for every op once. A backend that uses them has a context with kernels()
-// and team(), a policy of backend/parallel.hpp.
+// The ops of a backend over a kernel table: how the work is cut, for every op once. A backend that uses them has a context with kernels(),
+// team(), a policy of backend/parallel.hpp, and attention(), room for attention_ops.hpp.
 #pragma once
 #include <algorithm>
 #include <concepts>
@@ -20,7 +20,6 @@
 #include "outrider/core/blocks.hpp"
 #include "outrider/core/extents.hpp"
 #include "outrider/core/int8.hpp"
-#include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
 #include "outrider/error.hpp"
@@ -50,12 +49,12 @@ struct simd_linear {
   using context = Context;
 
   static void matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
-    const std::size_t most = rows_in_cache(w.cols), passes = divide_up(x.rows, 4);  // four rows of x a pass over the weights
+    const std::size_t passes = divide_up(x.rows, 4);  // rows that compute about as long as the weights of one take to read
     ctx.team().for_ranges(w.rows, grain_of(row_bytes(w) * passes), [&](std::size_t begin, std::size_t end) {
       row_list rows;
       for (std::size_t r = 0; r < x.rows; ++r) {
         rows.push(out.row(r), x.row(r));
-        if (rows.count == most || r + 1 == x.rows) rows.run(ctx, w, begin, end);
+        if (rows.count == row_list::capacity || r + 1 == x.rows) rows.run(ctx, w, begin, end);
       }
     });
   }
@@ -67,13 +66,14 @@ struct simd_linear {
   static void expert_matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w,
                             const std::int32_t* experts) noexcept {
     if (out.rows == 0 || out.cols == 0) return;
-    const std::size_t all = w.rows / out.cols, active = out.rows / x.rows, most = rows_in_cache(w.cols);
+    const std::size_t all = w.rows / out.cols, active = out.rows / x.rows;
     ctx.team().for_ranges(out.cols, grain_of(row_bytes(w) * (std::min)(out.rows, all)), [&](std::size_t begin, std::size_t end) {
       for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
         row_list rows;
         for (std::size_t i = 0; i < out.rows; ++i) {
           if (static_cast<std::size_t>(experts[i]) == e) rows.push(out.row(i), x.row(i / active));
-          if (rows.count == most || (i + 1 == out.rows && rows.count != 0)) rows.run(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
+          if (rows.count == row_list::capacity || (i + 1 == out.rows && rows.count != 0))
+            rows.run(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
         }
       }
     });
@@ -110,13 +110,6 @@ struct simd_linear {
       count = 0;
     }
   };
-
-  /// How many rows of x stay in a core's second-level cache while weights pass by; never so few that a verification, of up to
-  /// max_draft_length + 1 rows, is cut.
-  static constexpr std::size_t rows_in_cache(std::size_t k) noexcept {
-    constexpr std::size_t share = 512 * 1024;
-    return std::clamp<std::size_t>(share / (k * sizeof(float) + 1) / 4 * 4, divide_up(max_draft_length + 1, 4) * 4, row_list::capacity);
-  }
 };
 
 /// pointwise_ops over pointwise_kernels. Work is cut into rows; what is small even for a large vocabulary is taken from `reference`.
@@ -224,28 +217,6 @@ struct simd_pointwise {
   template <class T, class Body>
   static void for_rows(context& ctx, matrix_view<T> x, Body&& body) noexcept {
     ctx.team().for_ranges(x.rows, grain_of(x.cols * sizeof(float)), [&](std::size_t begin, std::size_t end) { body(begin, end - begin); });
-  }
-};
-
-/// attention_ops over attention_kernels<Kv>. Work is cut into pairs of a row and a query head.
-template <class Context, class Kv>
-struct simd_attention {
-  using context = Context;
-
-  static void append(context&, kv_view<Kv> cache, matrix_view<const float> k, matrix_view<const float> v, std::size_t first) noexcept {
-    reference_context scalar;
-    attention_ops<reference, Kv>::append(scalar, cache, k, v, first);
-  }
-
-  static void attend(context& ctx, matrix_view<float> out, matrix_view<const float> q, kv_view<const Kv> cache,
-                     key_window window) noexcept {
-    if (q.rows == 0) return;
-    const std::size_t items = q.rows * (q.cols / cache.head_dim), last = q.rows - 1, keys = window.end(last) - window.begin(last);
-    // One range a thread: the heads of a range share the keys that they read.
-    const std::size_t grain = (std::max)(grain_of(2 * keys * cache.head_dim * sizeof(Kv)), divide_up(items, ctx.threads()));
-    ctx.team().for_ranges(items, grain, [&](std::size_t begin, std::size_t end) {
-      std::get<attention_kernels<Kv>>(ctx.kernels().attention).attend(out, q, cache, window, begin, end);
-    });
   }
 };
 

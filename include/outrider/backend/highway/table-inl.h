@@ -39,7 +39,7 @@ constexpr detail::kernel_table table_of(const char* (*target)() noexcept,
       .linear = {detail::linear_kernels<W>{matmul<W>, gathered<W>, widen<W>}...},
       .int8 = int8,
       .pointwise = {rms_norm, rope, gelu_mul, add, scale, softcap, quantize_row, argmax, weighted_sum},
-      .attention = {detail::attention_kernels<Kv>{attend<Kv>}...},
+      .attention = {detail::attention_kernels<Kv>{add_keys<Kv>, join_parts}...},
   };
 }
 

@@ -1,27 +1,15 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
-//
-// The command line of speculate.cpp.
-#pragma once
+#include "speculate_command_line.hpp"
+
 #include <CLI/CLI.hpp>
 #include <charconv>
 #include <cstdlib>
-#include <optional>
-#include <string>
 #include <system_error>
-#include <vector>
 
-#include "model_options.hpp"
-#include "outrider/core/scalar.hpp"
-
-struct arguments : model_options {
-  std::string prompt = "In the beginning God created";
-  std::optional<std::string> prompt_file, id_list;
-  std::vector<outrider::token_id> prompt_ids;
-  bool json = false, compare = false, quiet = false;
-};
+#include "model_command_line.hpp"
 
 /// "2,5,7"; the library judges the numbers.
-inline std::vector<outrider::token_id> ids_of(const std::string& list) {
+static std::vector<outrider::token_id> ids_of(const std::string& list) {
   std::vector<outrider::token_id> ids;
   for (const char *at = list.data(), *end = at + list.size();; ++at) {
     const auto [rest, failure] = std::from_chars(at, end, ids.emplace_back());
@@ -32,8 +20,7 @@ inline std::vector<outrider::token_id> ids_of(const std::string& list) {
   }
 }
 
-/// The options of the command line. Ends the program for --help, and with exit code 2 for wrong usage.
-inline arguments parse_command_line(int argc, char** argv) {
+arguments parse_command_line(int argc, char** argv) {
   arguments args;
   CLI::App app("Writes text with a Gemma 4 model and its assistant. Without --target: a tiny pair trained on the King James Bible.");
   add_model_options(app, args);
