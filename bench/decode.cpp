@@ -60,7 +60,8 @@ ordered_json measure(const arguments& args) {
   out["weights"]["assistant_bytes"] = count_bytes(args.assistant);
   out["load_seconds"] = pair.load_seconds, out["peak_memory_bytes"] = peak, out["kv_bytes"] = kv_bytes;
   if (args.measures("passes")) add_passes(out, s, weights.read);
-  for (const auto& [positions, ms] : s.long_context) out["long_context"].push_back({{"positions", positions}, {"ms", ms}});
+  for (const long_pass& at : s.long_context)
+    out["long_context"].push_back({{"positions", at.positions}, {"ms", to_json(at.ms)}, {"share", to_json(at.share)}});
   if (args.measures("texts")) add_texts(out, s.texts, s.passes);
   if (args.measures("schedules")) add_schedules(out, s.imposed);
   return out;

@@ -87,28 +87,42 @@ void measure_passes(loaded_pair<B, Kv>& pair, const arguments& args, const ids& 
   }
 }
 
-/// Plain passes with args.context positions in the cache, then with a quarter, half and all of args.long_context: milliseconds by positions.
+/// Plain passes with `positions` in the cache: milliseconds, and what part of them the positions behind the first args.context cost, in percent.
+struct long_pass {
+  std::size_t positions = 0;
+  std::vector<double> ms, share;
+};
+
+/// Plain passes with a quarter, half and all of args.long_context in the cache, each beside one with args.context positions.
 template <class B, class Kv>
-std::map<std::size_t, double> measure_long_context(loaded_pair<B, Kv>& pair, const arguments& args, const std::vector<ids>& texts,
-                                                   progress& say) {
-  constexpr std::size_t part = 1024;  // of the prompt, between two words about it
+std::vector<long_pass> measure_long_context(loaded_pair<B, Kv>& pair, const arguments& args, const std::vector<ids>& texts, progress& say) {
+  constexpr std::size_t part = 1024, pairs = 15;  // of the prompt, between two words about it
   auto& session = pair.session;
   const ids text = long_text(texts, args.long_context);
-  std::map<std::size_t, double> pass;
-  token_id pick = 0;
+  gemma4::session<B, Kv> short_one(pair.model, pair.ctx);
+  short_one.prefill(std::span(text).first((std::min)(args.context, text.size())));
   session.clear();
-  for (const std::size_t end : {(std::min)(args.context, text.size() / 4), text.size() / 4, text.size() / 2, text.size()}) {
+  const auto pass = [&](auto& of) {
+    token_id pick = 0;
+    of.verify(std::span(text).first(1));
+    greedy{}.pick<B>(pair.ctx, of.logits(), of.committed() + 1, &pick);
+  };
+  std::vector<long_pass> passes;
+  for (const std::size_t end : {text.size() / 4, text.size() / 2, text.size()}) {
     while (session.committed() < end) {
       const std::size_t begin = session.committed();
       session.prefill(std::span(text).subspan(begin, (std::min)(part, end - begin)));
       say("a prompt of " + std::to_string(text.size()) + " tokens, " + std::to_string(session.committed()) + " done");
     }
-    pass[end] = median_ms(args.seconds, [&] {
-      session.verify(std::span(text).first(1));
-      greedy{}.pick<B>(pair.ctx, session.logits(), end + 1, &pick);
-    });
+    std::vector<double> ms, share;
+    for (std::size_t i = 0; i < pairs; ++i) {
+      const double base = milliseconds([&] { pass(short_one); });
+      ms.push_back(milliseconds([&] { pass(session); }));
+      share.push_back(100 * (1 - base / ms.back()));
+    }
+    passes.push_back({end, ms, share});
   }
-  return pass;
+  return passes;
 }
 
 }  // namespace bench

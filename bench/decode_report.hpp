@@ -23,7 +23,7 @@ using nlohmann::ordered_json;
 struct samples {
   std::vector<double> one_stream, four_streams;  // GB/s of reading memory
   pass_samples passes;
-  std::map<std::size_t, double> long_context;  // ms of a plain pass by positions in the cache
+  std::vector<long_pass> long_context;
   text_samples texts;
   schedules imposed;
 };
@@ -114,8 +114,10 @@ inline void print_passes(const ordered_json& r) {
 }
 
 inline void print_long_context(const ordered_json& r) {
-  std::printf("\n| positions in the cache | plain pass |\n|---|---|\n");
-  for (const auto& at : r["long_context"]) std::printf("| %s | %s ms |\n", text(at["positions"]).c_str(), number(at["ms"]).c_str());
+  std::printf("\n| positions in the cache | plain pass | more than with %s positions |\n|---|---|---|\n", text(r["context"]).c_str());
+  for (const auto& at : r["long_context"])
+    std::printf("| %s | %s ms | %s %% |\n", text(at["positions"]).c_str(), number(at["ms"]["median"]).c_str(),
+                number(at["share"]["median"]).c_str());
 }
 
 inline void print_texts(const ordered_json& r) {

@@ -139,9 +139,11 @@ void run_on(const chat_arguments& args) {
 }  // namespace
 
 int main(int argc, char** argv) try {
-  const chat_arguments args = parse_chat_command_line(argc, argv);
-  if (args.backend == "reference") run_on<outrider::reference>(args);
-  if (args.backend != "reference") run_on<outrider::cpu>(args);
+  const chat_arguments args = parse_command_line(argc, argv);
+  if (args.backend == "reference")
+    run_on<outrider::reference>(args);
+  else
+    run_on<outrider::cpu>(args);
 } catch (const std::exception& problem) {
   std::cerr << "chat: " << problem.what() << "\n";
   return 1;

@@ -6,7 +6,7 @@
 
 #include "model_command_line.hpp"
 
-chat_arguments parse_chat_command_line(int argc, char** argv) {
+chat_arguments parse_command_line(int argc, char** argv) {
   chat_arguments args;
   CLI::App app(
       "A conversation with a Gemma 4 model, line by line. Without --target: a tiny model trained on the King James Bible, which answers\n"

@@ -15,4 +15,4 @@ struct chat_arguments : model_options {
 };
 
 /// The options of the command line. Ends the program for --help, and with exit code 2 for wrong usage.
-chat_arguments parse_chat_command_line(int argc, char** argv);
+chat_arguments parse_command_line(int argc, char** argv);

@@ -11,5 +11,5 @@
 inline outrider::gemma4::load_options load_options_of(const model_options& args) {
   using outrider::gemma4::weight_form;
   return {args.exact_activations ? weight_form::stored : weight_form::preferred,
-          [bar = progress_bar(true, std::chrono::seconds(1))](std::size_t done, std::size_t all) mutable { bar(done, all); }};
+          [bar = progress_bar(true, std::chrono::seconds(1))](std::size_t done, std::size_t all) mutable { bar(done, all); }, args.threads};
 }

@@ -117,8 +117,10 @@ void run_on(const arguments& args) {
 
 int main(int argc, char** argv) try {
   const arguments args = parse_command_line(argc, argv);
-  if (args.backend == "reference") run_on<outrider::reference>(args);
-  if (args.backend != "reference") run_on<outrider::cpu>(args);
+  if (args.backend == "reference")
+    run_on<outrider::reference>(args);
+  else
+    run_on<outrider::cpu>(args);
 } catch (const std::exception& problem) {
   std::cerr << "speculate: " << problem.what() << "\n";
   return 1;

@@ -7,4 +7,8 @@ cd "$root"
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:check_initialization_order=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 cmake --workflow --preset asan
+# The teams of threads, where a missing order of memory would show. (OpenMP's runtime is not instrumented.)
+$clangxx $(compile_flags) -O1 -g1 -fsanitize=thread -I"$root/tests"  \
+  "$root"/tests/main.cpp "$root"/tests/backend/*_test.cpp -o "$work/thread" -pthread
+TSAN_OPTIONS=halt_on_error=1 "$work/thread" --test-case-exclude='*openmp*'
 passed "no finding"

@@ -136,12 +136,12 @@ def print_model(m, vnni, table):
 
 
 def print_long(m, row, e2b):
-    """Attention's share is what a token takes longer than in the same run at the least positions: 256 for outrider, 0 for llama.cpp."""
+    """Attention's share is what a token takes longer than beside it at few positions: 256 for outrider, 0 for llama.cpp."""
     ours, (their_base, theirs) = m.long["outrider"], m.long["llama"]
-    for at in ours[1:]:
-        row(f"attention's share at {at['positions']} positions, outrider", [100 * (1 - ours[0]["ms"] / at["ms"])], " %", at_most=15 if at is ours[-1] and e2b else None)
+    for at in ours:
+        row(f"attention's share at {at['positions']} positions, outrider", [at["share"][key] for key in ("low", "median", "high")], " %", at_most=15 if at is ours[-1] and e2b else None)
     row(f"attention's share at {theirs['positions']} positions, llama.cpp", [100 * (1 - their_base["ms"] / theirs["ms"])], " %")
-    row(f"plain tokens at {theirs['positions']} positions, against llama.cpp", [theirs["ms"] / ours[-1]["ms"]], "×", at_least=1)
+    row(f"plain tokens at {theirs['positions']} positions, against llama.cpp", [theirs["ms"] / ours[-1]["ms"]["median"]], "×", at_least=1)
 
 
 def main():

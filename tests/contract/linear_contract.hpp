@@ -103,6 +103,37 @@ TEST_CASE_TEMPLATE("a matmul row has the bits it has alone, whatever is beside i
   });
 }
 
+TEST_CASE_TEMPLATE("long rows of scalar weights: agreement with the reference, and rows that have the bits they have alone", B,
+                   OUTRIDER_TESTED_BACKENDS) {
+  constexpr std::uint64_t seed = 307;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  for_each_format<B>([&](const weight_format<B>& format) {
+    if (format.block != 1) return;
+    for (const std::size_t k : sizes{1043, 4105})
+      for (const std::size_t n : sizes{7, 53}) {
+        INFO("k = ", k, ", n = ", n);
+        const auto w = format.random_matrix(random, n, k, 1);
+        context_of<B> one(execution{1});
+        for (const std::size_t m : sizes{5, 8, 9, 17, 35, 65}) {
+          CAPTURE(m);
+          const auto x = padded<float>(m, k).fill(random.uniforms());
+          padded<float> got(m, n);
+          format.matmul(one, got.view(), x.view(), w.view());
+          check_products(got, x, 1, w, [](std::size_t, std::size_t c) { return c; });
+        }
+        const auto x = padded<float>(source_rows, k).fill(random.uniforms());
+        const auto product = [&](context_of<B>& ctx, std::span<const std::size_t> rows) {
+          padded<float> out(rows.size(), n);
+          format.matmul(ctx, out.view(), pick(x, rows).read(), w.view());
+          return out.bits();
+        };
+        check_rows_are_independent<B>(product);
+        check_threads_do_not_matter<B>(product);
+      }
+  });
+}
+
 TEST_CASE_TEMPLATE("a matmul output does not depend on which weight rows are beside it", B, OUTRIDER_TESTED_BACKENDS) {
   constexpr std::uint64_t seed = 304;
   CAPTURE(seed);

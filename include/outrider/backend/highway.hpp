@@ -44,12 +44,12 @@ class basic_highway_context {
   explicit basic_highway_context(execution how = {}) : team_(detail::threads_for<Parallel>(how)) {}
   [[nodiscard]] unsigned threads() const noexcept { return team_.threads(); }
   [[nodiscard]] Parallel& team() noexcept { return team_; }
-  [[nodiscard]] detail::attention_scratch& attention() noexcept { return attention_; }
+  [[nodiscard]] detail::attention_parts& attention() noexcept { return attention_; }
   [[nodiscard]] static const detail::kernel_table& kernels() noexcept { return *HWY_NAMESPACE::kernels(); }
 
  private:
   Parallel team_;
-  detail::attention_scratch attention_;
+  detail::attention_parts attention_;
 };
 
 template <std::int64_t Target, class Parallel>

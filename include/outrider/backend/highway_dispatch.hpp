@@ -40,13 +40,13 @@ class basic_highway_dispatch_context {
   }
   [[nodiscard]] unsigned threads() const noexcept { return team_.threads(); }
   [[nodiscard]] Parallel& team() noexcept { return team_; }
-  [[nodiscard]] detail::attention_scratch& attention() noexcept { return attention_; }
+  [[nodiscard]] detail::attention_parts& attention() noexcept { return attention_; }
   [[nodiscard]] const detail::kernel_table& kernels() const noexcept { return *kernels_; }
 
  private:
   const detail::kernel_table* kernels_;
   Parallel team_;
-  detail::attention_scratch attention_;
+  detail::attention_parts attention_;
 };
 
 template <class Parallel>

@@ -38,7 +38,7 @@ namespace outrider {
 ///     Embedding lookup. Only the rows named are touched: w may be larger than memory.
 ///
 /// For weights in groups, Weight = grouped<W>, x comes as int8 blocks [m, k / 32] (pointwise_ops' quantize) and there are three ops: matmul,
-/// expert_matmul, and gather_rows, which gives the floats that W stands for. A product is, over the parts of 32 columns in ascending order,
+/// expert_matmul, where n is a multiple of 16, and gather_rows, which gives the floats that W stands for. A product is, over the parts of 32 columns in ascending order,
 ///     acc ← fma(float(Σ q·x.q), scale · x.d, acc)         the sum is an exact integer; parts with two scales: the first 16 columns, then the others
 ///     acc ← fma(minimum, x.sum, acc)                      in formats with minimums
 /// from acc = 0, with the integers q, the scales and the minimum that part_of() in core/grouped.hpp names: one product and one FMA, each
@@ -96,8 +96,8 @@ struct pointwise_ops;
 ///
 /// attend(ctx, out [m, q_heads·d], q [m, q_heads·d], cache, window)   per row r and query head h:
 ///     out = Σ_j softmax_j(q · key(j)) · value(j) over the positions j that `window` lets row r see; no scaling (Gemma 4: 1.0), no cap.
-///     Query head h reads KV head h · heads / q_heads. A row without keys gives zeros. Sums run over tiles of keys cut at fixed absolute
-///     positions, so the result does not depend on where a pass began.
+///     Query head h reads KV head h · heads / q_heads. A row without keys gives zeros. How a row's sums are cut follows from the
+///     positions it sees alone, so the result depends neither on where a pass began nor on the other rows.
 template <class Backend, class Kv>
 struct attention_ops;
 

@@ -66,7 +66,7 @@ inline void relax() noexcept {
 #if defined(__x86_64__) || defined(__i386__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
-  asm volatile("yield");
+  asm volatile("isb");  // "yield" takes no time on most cores
 #else
   std::this_thread::yield();
 #endif
@@ -91,8 +91,8 @@ class serial {
 /// watches for the next one for some tens of microseconds, longer than a pass is ever serial, and then sleeps.
 class thread_pool {
  public:
-  /// At most 4096 threads. Throws std::system_error if the system gives no more of them.
-  explicit thread_pool(unsigned threads) : shares_(std::make_unique<share[]>((std::max)(1u, threads))), threads_((std::max)(1u, threads)) {
+  /// Of `threads`, at least 1 and at most most_threads. Throws std::system_error if the system gives no more of them.
+  explicit thread_pool(unsigned threads) : threads_(std::clamp(threads, 1u, most_threads)), shares_(std::make_unique<share[]>(threads_)) {
     workers_.reserve(threads_ - 1);
     try {
       for (unsigned t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
@@ -105,7 +105,8 @@ class thread_pool {
   thread_pool& operator=(const thread_pool&) = delete;
   ~thread_pool() { stop(); }
 
-  [[nodiscard]] static unsigned default_threads() noexcept { return detail::usable_cores(); }
+  static constexpr unsigned most_threads = 4096;
+  [[nodiscard]] static unsigned default_threads() noexcept { return (std::min)(detail::usable_cores(), most_threads); }
   [[nodiscard]] unsigned threads() const noexcept { return threads_; }
 
   template <class Body>
@@ -113,14 +114,14 @@ class thread_pool {
     const detail::range_cutter cut(count, grain, threads_);
     if (cut.whole(body)) return;
     using body_type = std::remove_reference_t<Body>;
+    OUTRIDER_ASSERT(left_.load(std::memory_order_relaxed) == 0);  // one job at a time, and none from inside another
     job_ = {&cut, const_cast<void*>(static_cast<const void*>(&body)),
             [](void* what, std::size_t begin, std::size_t end) noexcept { (*static_cast<body_type*>(what))(begin, end); }};
-    OUTRIDER_ASSERT(left_.load(std::memory_order_relaxed) == 0);  // one job at a time, and none from inside another
     left_.store(static_cast<std::uint32_t>(cut.ranges), std::memory_order_relaxed);
     const std::uint32_t number = number_.load(std::memory_order_relaxed) + 1;
     for (unsigned t = 0; t < threads_; ++t)
       shares_[t].state.store(pack(number, cut.ranges * t / threads_, cut.ranges * (t + 1) / threads_), std::memory_order_release);
-    number_.store(number, std::memory_order_release);
+    number_.store(number, std::memory_order_seq_cst);  // before the look at who sleeps
     number_.notify_all();
 
     take_part(0, number);
@@ -136,7 +137,7 @@ class thread_pool {
   }
 
  private:
-  static constexpr unsigned patience = 2000;  // looks, each some tens of nanoseconds
+  static constexpr unsigned patience = 2000;  // looks, each some ten to thirty nanoseconds
 
   struct job {
     const detail::range_cutter* cut;
@@ -191,9 +192,9 @@ class thread_pool {
     for (std::thread& worker : workers_) worker.join();
   }
 
+  unsigned threads_;
   std::unique_ptr<share[]> shares_;
   std::vector<std::thread> workers_;
-  unsigned threads_;
   job job_{};
   alignas(64) std::atomic<std::uint32_t> number_{0};  // of the last job
   alignas(64) std::atomic<std::uint32_t> left_{0};    // its ranges that are not done

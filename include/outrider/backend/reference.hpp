@@ -93,6 +93,7 @@ struct linear_ops<reference, grouped<W>> {
 
   static void expert_matmul(context&, matrix_view<float> out, matrix_view<const int8_block> x, weight_view<grouped<W>> w,
                             const std::int32_t* experts) noexcept {
+    OUTRIDER_ASSERT(out.cols % group_rows == 0);
     for (std::size_t i = 0; i < out.rows; ++i) {  // i = r·s + j
       const std::size_t r = i * x.rows / out.rows, first = static_cast<std::size_t>(experts[i]) * out.cols;
       for (std::size_t c = 0; c < out.cols; ++c) out(i, c) = dot(x.row(r), w, first + c);

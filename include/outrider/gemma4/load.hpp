@@ -76,8 +76,8 @@ inline text_config read_target_directory(const std::filesystem::path& directory)
 /// The target behind a path: a Hugging Face directory (config.json, generation_config.json if there is one, and model.safetensors, or shards
 /// with their index), a GGUF file, or a part of a split set of them. Weights stay in the mapped files, but for quantised matrices that are
 /// rearranged, see load_options.
-/// Errors: file_not_found, file_malformed, config_invalid, model_unsupported, tensor_missing, tensor_mismatch; argument_invalid for a
-/// directory with several GGUF files.
+/// Errors: file_not_found, file_malformed, config_invalid, model_unsupported, tensor_missing, tensor_mismatch, out_of_memory; argument_invalid
+/// for a directory with several GGUF files.
 template <backend_tag B>
 [[nodiscard]] model<B> load_model(const std::filesystem::path& path, const load_options& options = {}) {
   const std::filesystem::path place = locate_model(path);

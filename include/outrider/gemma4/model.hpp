@@ -70,7 +70,9 @@ class model {
       throw error(error_code::model_unsupported, store_.source() +
                                                      ": use_bidirectional_attention is \"all\", a model whose tokens look ahead does not "
                                                      "generate text; allowed: null or \"vision\"");
-    const weight<B> table = store_.matrix(prefix + "embed_tokens.weight", c.vocab_size, c.hidden_size);
+    const std::string table_name = prefix + "embed_tokens.weight";
+    const weight<B> table =
+        c.tied_head ? store_.matrix(table_name, c.vocab_size, c.hidden_size) : store_.table(table_name, c.vocab_size, c.hidden_size);
     embed_tokens_ = embedding<B>::scaled_by_root(table, c.hidden_size);
     final_norm_.weight = store_.vector(prefix + "norm.weight", c.hidden_size);
     head_ = {linear<B>{c.tied_head ? table : store_.matrix("lm_head.weight", c.vocab_size, c.hidden_size)}, static_cast<float>(c.softcap)};

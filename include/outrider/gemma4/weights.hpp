@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -42,6 +43,8 @@ struct load_options {
   weight_form form = weight_form::preferred;
   /// Told, on the calling thread, how many bytes of how many have been rearranged; what it throws ends the loading.
   std::function<void(std::size_t done, std::size_t all)> progress = {};
+  /// How many threads rearrange; 0 = one per core. Fewer do where the system gives no more.
+  unsigned threads = 0;
 };
 
 /// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. A matrix that is kept in
@@ -77,7 +80,7 @@ class weight_store {
     return as_stored<weight<B>>(find(name, {rows, cols}), rows, cols);
   }
 
-  /// Fills the matrices in groups handed out so far, on all cores, and gives the file's pages of them back to the system.
+  /// Fills the matrices in groups handed out so far and gives the file's pages of them back to the system.
   void rearrange(const load_options& options) {
     if (tasks_.empty()) return;
     std::size_t done = 0, all = 0, told = 0;
@@ -87,14 +90,19 @@ class weight_store {
       if (options.progress && (percent != told || bytes == all)) options.progress(bytes, all);
       told = percent;
     };
-    thread_pool team(thread_pool::default_threads());
+    std::optional<thread_pool> team;
+    try {
+      team.emplace(options.threads == 0 ? thread_pool::default_threads() : options.threads);
+    } catch (const std::system_error&) {
+      team.emplace(1u);
+    }
     for (const task& t : tasks_) {
       buffer<std::byte, host_space> aligned;
       const std::byte* const source = aligned_bytes(t.source, t.alignment, aligned);
       const std::size_t group_bytes = t.source.size() / t.groups, piece = piece_bytes / (group_bytes + 1) + 1;
       for (std::size_t first = 0; first < t.groups; first += piece) {  // in pieces, so that progress is steady
         const std::size_t count = (std::min)(piece, t.groups - first);
-        team.for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept { t.fill(t, source, first + begin, first + end); });
+        team->for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept { t.fill(t, source, first + begin, first + end); });
         if (first + count < t.groups) tell(done + group_bytes * (first + count));
       }
       io::release_pages(t.source);

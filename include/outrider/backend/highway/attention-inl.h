@@ -37,6 +37,11 @@ HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end
   vec most = set(part.largest);
   for (std::size_t j = 0; j < key_tile; j += lanes) most = hn::Max(most, load(score + j));
   const float largest = max_of_lanes(most);
+  if (largest == lowest) {  // nothing but −∞, which weighs nothing, and NaN
+    for (std::size_t j = 0; j < key_tile; ++j) score[j] = score[j] == lowest ? 0 : score[j];
+    for (std::size_t j = begin; j < end; ++j) part.total += score[j];
+    return 1;
+  }
 
   vec sum = zero();
   for (std::size_t j = 0; j < key_tile; j += lanes) {
@@ -187,15 +192,15 @@ void add_tile(part_set& set, kv_view<const Kv> cache, std::size_t head, std::siz
 template <class Kv>
 void add_keys(detail::attention_part* parts, std::size_t count, kv_view<const Kv> cache, std::size_t head) noexcept {
   const std::size_t d = cache.head_dim;
-  part_set set;
-  set.count = count;
+  part_set all;
+  all.count = count;
   std::size_t first = key_window::unlimited, last = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    set.q[i] = parts[i].q;
-    set.sum[i] = parts[i].sum;
+    all.q[i] = parts[i].q;
+    all.sum[i] = parts[i].sum;
     parts[i].largest = -std::numeric_limits<float>::infinity();
     parts[i].total = 0;
-    for (std::size_t c = 0; c < d; ++c) set.sum[i][c] = 0;
+    for (std::size_t c = 0; c < d; ++c) all.sum[i][c] = 0;
     if (parts[i].begin >= parts[i].end) continue;
     first = HWY_MIN(first, parts[i].begin);
     last = HWY_MAX(last, parts[i].end);
@@ -203,16 +208,16 @@ void add_keys(detail::attention_part* parts, std::size_t count, kv_view<const Kv
 
   for (std::size_t from = first; from < last;) {
     const std::size_t tile = from / key_tile * key_tile, to = HWY_MIN(tile + key_tile, last);
-    score_tile(set, cache, head, tile, from, to);
+    score_tile(all, cache, head, tile, from, to);
     for (std::size_t i = 0; i < count; ++i) {
-      set.begin[i] = HWY_MAX(from, parts[i].begin) - tile;
-      set.end[i] = HWY_MAX(HWY_MIN(to, parts[i].end), tile) - tile;
-      if (set.begin[i] >= set.end[i]) continue;
-      const float fade = weigh(set.score[i], set.begin[i], set.end[i], parts[i]);
+      all.begin[i] = HWY_MAX(from, parts[i].begin) - tile;
+      all.end[i] = HWY_MAX(HWY_MIN(to, parts[i].end), tile) - tile;
+      if (all.begin[i] >= all.end[i]) continue;
+      const float fade = weigh(all.score[i], all.begin[i], all.end[i], parts[i]);
       if (fade != 1)
-        for (std::size_t c = 0; c < d; ++c) set.sum[i][c] *= fade;
+        for (std::size_t c = 0; c < d; ++c) all.sum[i][c] *= fade;
     }
-    add_tile(set, cache, head, tile, from, to, last);
+    add_tile(all, cache, head, tile, from, to, last);
     from = to;
   }
 }
@@ -221,12 +226,13 @@ void add_keys(detail::attention_part* parts, std::size_t count, kv_view<const Kv
 inline void join_parts(float* out, const detail::attention_part* parts, std::size_t count, std::size_t d) noexcept {
   std::size_t seen = 0;
   const float* sums[detail::most_spans + 2];
+  const auto weighs = [](const detail::attention_part& part) HWY_ATTR { return part.begin < part.end && part.total != 0; };
   float largest = -std::numeric_limits<float>::infinity(), factor[detail::most_spans + 2];
   for (std::size_t i = 0; i < count; ++i)
-    if (parts[i].begin < parts[i].end) largest = HWY_MAX(largest, parts[i].largest);
+    if (weighs(parts[i])) largest = HWY_MAX(largest, parts[i].largest);
   vec total = zero();
   for (std::size_t i = 0; i < count; ++i) {
-    if (parts[i].begin >= parts[i].end) continue;
+    if (!weighs(parts[i])) continue;
     const vec below = hn::Sub(set(parts[i].largest), set(largest));
     const vec weight = hn::IfThenElse(hn::IsNaN(below), below, hn::Exp(floats(), below));
     total = hn::MulAdd(set(parts[i].total), weight, total);
@@ -234,14 +240,14 @@ inline void join_parts(float* out, const detail::attention_part* parts, std::siz
     sums[seen++] = parts[i].sum;
   }
   if (seen == 0) total = set(1);
-  const auto joined = [&](std::size_t c, auto read) {
+  const auto joined = [&](std::size_t c, auto read) HWY_ATTR {
     vec sum = zero();
     for (std::size_t i = 0; i < seen; ++i) sum = hn::MulAdd(set(factor[i]), read(sums[i] + c), sum);
     return hn::Div(sum, total);
   };
   std::size_t c = 0;
-  for (; c + lanes <= d; c += lanes) store(joined(c, [](const float* at) { return load(at); }), out + c);
-  if (c < d) store_first(joined(c, [&](const float* at) { return load_first(at, d - c); }), out + c, d - c);
+  for (; c + lanes <= d; c += lanes) store(joined(c, [](const float* at) HWY_ATTR { return load(at); }), out + c);
+  if (c < d) store_first(joined(c, [&](const float* at) HWY_ATTR { return load_first(at, d - c); }), out + c, d - c);
 }
 
 }  // namespace HWY_NAMESPACE

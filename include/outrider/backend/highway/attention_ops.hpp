@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <span>
 #include <tuple>
 
 #include "outrider/backend/highway/kernel_table.hpp"
@@ -20,9 +19,9 @@
 namespace outrider::detail {
 
 /// Room for the parts of queries whose keys are cut into spans. A context of a backend owns one; its memory is not touched before there are some.
-class attention_scratch {
+class attention_parts {
  public:
-  attention_scratch() : parts_(most_parts), sums_(floats) {}
+  attention_parts() : parts_(most_parts), sums_(floats) {}
 
   [[nodiscard]] attention_part* parts() noexcept { return parts_.data(); }
   [[nodiscard]] float* sums() noexcept { return sums_.data(); }
@@ -30,7 +29,7 @@ class attention_scratch {
   [[nodiscard]] static constexpr std::size_t room(std::size_t d) noexcept { return (std::min)(most_parts, floats / d); }
 
  private:
-  static constexpr std::size_t most_parts = 4096, floats = std::size_t{1} << 19;  // two groups of heads of 512 with all their spans
+  static constexpr std::size_t most_parts = 4096, floats = std::size_t{1} << 19;  // of heads of 512, a group and all its spans
   buffer<attention_part, host_space> parts_;
   buffer<float, host_space> sums_;
 };
@@ -65,7 +64,7 @@ struct simd_attention {
   /// The length of the spans of a query that sees n keys: as short as they can be, with few of them.
   static constexpr std::size_t span_length(std::size_t n, std::size_t d) noexcept {
     constexpr std::size_t shortest = 256;
-    if (attention_scratch::room(d) < attention_group * (most_spans + 2)) return key_window::unlimited;  // huge heads
+    if (attention_parts::room(d) < attention_group * (most_spans + 2)) return key_window::unlimited;  // huge heads
     std::size_t length = shortest;
     while (n > most_spans * length) length *= 2;
     return length;
@@ -75,10 +74,11 @@ struct simd_attention {
   struct group {
     std::size_t head = 0, first = 0, queries = 0;
     std::size_t length = 0, first_span = 0, spans = 0;
-    std::size_t first_item = 0, first_part = 0;
+    std::size_t first_item = 0, first_part = 0, first_join = 0;
 
-    /// What it takes of the scratch: a single span is summed in the output itself.
-    [[nodiscard]] std::size_t parts() const noexcept { return spans == 1 ? 0 : queries * spans; }
+    /// A single span is summed in the output itself; more are joined, and take room for their parts.
+    [[nodiscard]] std::size_t joins() const noexcept { return spans == 1 ? 0 : queries; }
+    [[nodiscard]] std::size_t parts() const noexcept { return joins() * spans; }
   };
 
   /// A call of attend: collects groups, and runs them where there are many enough or no room for more. An item is a span of a group.
@@ -90,9 +90,9 @@ struct simd_attention {
     key_window window;
     std::size_t ratio;
     std::array<group, 64> groups = {};
-    std::size_t count = 0, items = 0, parts = 0;
+    std::size_t count = 0, items = 0, parts = 0, joins = 0;
 
-    /// How many queries a group may have: few queries that see few keys are divided among the threads.
+    /// How many queries a group may have: fewer where their spans alone are not enough for all threads.
     [[nodiscard]] std::size_t most_queries() const noexcept {
       if (q.rows == 0) return 1;
       const std::size_t keys = window.end(q.rows - 1) - window.begin(q.rows - 1), queries = q.rows * ratio;
@@ -114,12 +114,14 @@ struct simd_attention {
     }
 
     void add(group g) noexcept {
-      if (count == groups.size() || parts + g.parts() > attention_scratch::room(cache.head_dim)) run();
+      if (count == groups.size() || parts + g.parts() > attention_parts::room(cache.head_dim)) run();
       g.first_item = items;
       g.first_part = parts;
+      g.first_join = joins;
       groups[count++] = g;
       items += g.spans;
       parts += g.parts();
+      joins += g.joins();
     }
 
     void run() noexcept {
@@ -132,14 +134,15 @@ struct simd_attention {
           add_span(*g, item - g->first_item);
         }
       });
-      for (const group& g : std::span(groups).first(count)) {
-        if (g.spans == 1) continue;
-        ctx.team().for_ranges(g.queries, grain_of(g.spans * cache.head_dim * sizeof(float)), [&](std::size_t begin, std::size_t end) {
-          for (std::size_t i = begin; i < end; ++i)
-            kernels().join(out_of(g, i), ctx.attention().parts() + g.first_part + i * g.spans, g.spans, cache.head_dim);
-        });
-      }
-      count = items = parts = 0;
+      ctx.team().for_ranges(joins, grain_of(most_spans * cache.head_dim * sizeof(float)), [&](std::size_t begin, std::size_t end) {
+        const group* g = groups.data();
+        for (std::size_t i = begin; i < end; ++i) {
+          while (i >= g->first_join + g->joins()) ++g;
+          const std::size_t query = i - g->first_join;
+          kernels().join(out_of(*g, query), ctx.attention().parts() + g->first_part + query * g->spans, g->spans, cache.head_dim);
+        }
+      });
+      count = items = parts = joins = 0;
     }
 
     void add_span(const group& g, std::size_t span) const noexcept {

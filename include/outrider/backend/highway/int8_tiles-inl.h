@@ -210,6 +210,7 @@ inline void multiply_rows(std::size_t rows, const tile_of_products<W>& t, std::i
 template <class W>
 void int8_matmul(float* const* out, const int8_block* const* x, std::size_t rows, weight_view<grouped<W>> w, std::size_t begin,
                  std::size_t end) noexcept {
+  if (rows == 0 || begin >= end) return;
   constexpr std::size_t record = sizeof(grouped<W>);
   const std::size_t records = w.cols / grouped<W>::elements, tiles = divide_up(rows, tile_rows_int8);
   const int8_block* row[tile_rows_int8];

@@ -1,9 +1,8 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// Products with rows of a weight matrix. One routine, `dots`, computes them all: MR rows of x against a few rows of w. An output has one
-// vector accumulator, lane i of it sums the products of the columns i, i + lanes, … in that order by fused multiply-adds, and the lanes are
+// Products with rows of a weight matrix: tiles of MR rows of x and a few rows of w, over whole rows (`dots`), over blocks unpacked a strip of
+// columns at a time (`block_dots`), or over panels for many rows of x (`multiply_panel`). An output always has one vector accumulator, lane i of it sums the products of the columns i, i + lanes, … in that order by fused multiply-adds, and the lanes are
 // added at the end: the order depends on the number of columns and the target alone, so a tile of any shape gives the same bits.
-// Blocks are unpacked to floats a strip of columns at a time and then summed in the same order, the accumulators waiting in memory meanwhile.
 #if defined(OUTRIDER_BACKEND_HIGHWAY_LINEAR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OUTRIDER_BACKEND_HIGHWAY_LINEAR_INL_H_
 #undef OUTRIDER_BACKEND_HIGHWAY_LINEAR_INL_H_
@@ -197,8 +196,8 @@ std::ptrdiff_t distance(const T* from, const T* to) noexcept {
   return reinterpret_cast<std::intptr_t>(to) - reinterpret_cast<std::intptr_t>(from);
 }
 
-// How far ahead a product asks for its weights, in bytes; mostly its stream's next row lies there. Measured on Zen 4: one row runs best with
-// requests to the first-level cache shortly before the use, more rows with requests to the second-level one.
+// How far ahead a product asks for its weights, in bytes; mostly its stream's next row lies there. Measured on Zen 4, for float
+// products: one row runs best with requests to the first-level cache shortly before the use, more rows with requests to the second-level one.
 constexpr std::ptrdiff_t ahead_of_one = 512, ahead_of_many = 4096;
 
 /// Tiles of up to MR rows of x and `streams` rows of w. A range of weight rows is walked in that many runs at a time, each one linear: one
@@ -230,7 +229,7 @@ HWY_INLINE void multiply(float* const* out, const float* const* x, std::size_t r
 
 // Many rows compute: a panel of weights goes over all of them a block of columns at a time. A tile's part of x is copied to where it is read in
 // one stream, and stays in the first-level cache meanwhile, the panel's part in the second-level one; the accumulators wait in memory.
-constexpr std::size_t panel_groups = 16, panel_columns = 512, panel_rows = 64;
+constexpr std::size_t panel_groups = 16, panel_columns = 512, panel_rows = 16;  // 48 KiB of accumulators, on the stack
 static_assert(panel_columns % lanes == 0 && panel_rows % many_rows == 0);
 
 /// Accumulators of the tiles of a group of weight rows: row by row, in each one vector a weight row.
@@ -333,8 +332,8 @@ void matmul(float* const* out, const float* const* x, std::size_t rows, weight_v
     // Vectors of 256 bits need no panels before a tile's rows of x leave the first-level cache.
     if (rows <= many_rows || (!HWY_CAP_GE512 && w.cols <= 4096)) return multiply<many_rows, many_streams>(out, x, rows, w, begin, end);
     constexpr std::size_t panel = panel_groups * many_streams;
-    for (std::size_t r = 0; r < rows; r += panel_rows)
-      for (std::size_t c = begin; c < end; c += panel)
+    for (std::size_t c = begin; c < end; c += panel)
+      for (std::size_t r = 0; r < rows; r += panel_rows)
         multiply_panel(out + r, x + r, HWY_MIN(panel_rows, rows - r), w, c, HWY_MIN(end, c + panel));
   }
 }

@@ -32,8 +32,8 @@ inline constexpr std::size_t bytes_per_range = 64 * 1024;
 /// How many items of `bytes` each make a range.
 [[nodiscard]] constexpr std::size_t grain_of(std::size_t bytes) noexcept { return bytes_per_range / (bytes + 1) + 1; }
 
-/// How many threads a context with the policy Parallel uses. error_code::argument_invalid for more than the OpenMP runtime could be trusted to
-/// start: it ends the program where it cannot.
+/// How many threads a context with the policy Parallel uses. error_code::argument_invalid for more than anybody means: OpenMP's runtime
+/// ends the program where it cannot start them.
 template <class Parallel>
 [[nodiscard]] unsigned threads_for(execution how) {
   constexpr unsigned most_threads = 1024;
