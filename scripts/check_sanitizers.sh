@@ -6,6 +6,8 @@
 cd "$root"
 export ASAN_OPTIONS=detect_leaks=1:strict_string_checks=1:check_initialization_order=1
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+echo 'leak:libomp' >"$work/suppressions"  # what the OpenMP runtime keeps until the end
+export LSAN_OPTIONS=suppressions=$work/suppressions:print_suppressions=0
 cmake --workflow --preset asan
 # The teams of threads, where a missing order of memory would show. (OpenMP's runtime is not instrumented.)
 $clangxx $(compile_flags) -O1 -g1 -fsanitize=thread -I"$root/tests"  \

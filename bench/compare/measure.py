@@ -61,6 +61,13 @@ def say(text):
     print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
+def warm(model):
+    """Reads the target's file, so that both engines load it from the page cache."""
+    with open(model["target"], "rb", buffering=0) as file:
+        while file.read(1 << 24):
+            pass
+
+
 class Outrider:
     def __init__(self, args):
         self.program, self.threads = args.decode, args.threads
@@ -152,6 +159,7 @@ def main():
             disturbance.clear()
             for engine, program in engines.items():
                 say(f"{name} {kind}: round {number} of {args.rounds}, {engine}")
+                warm(model)
                 entry[engine] = program.round(model)
             entry["processors_of_others"] = sum(used * seconds for used, seconds in disturbance) / sum(seconds for _, seconds in disturbance)
             rounds.append(entry)

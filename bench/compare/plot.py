@@ -14,7 +14,7 @@ import pathlib
 import statistics
 import sys
 
-from goals import ACCEPTANCE, Model, best_schedule, round_ms, tokens_per_round
+from goals import ACCEPTANCE, Model, bandwidth, best_schedule, round_ms, tokens_per_round
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 640, 400, 60, 20, 44, 52
 STYLE = """svg { color: #24292f; font: 13px sans-serif; }
@@ -83,7 +83,7 @@ def plot_passes(m, path):
     ours = {v["rows"]: [next(w["ms"]["median"] for w in a["verify"] if w["rows"] == v["rows"]) for a in m.ours] for v in m.ours[0]["verify"]}
     theirs = {int(rows): [b["pass_ms"][rows] for b in m.theirs] for rows in m.theirs[0]["pass_ms"]}
     ours = {rows: ms for rows, ms in ours.items() if rows <= 16}
-    floor = m.weights["read_bytes"] / m.bandwidth / 1e6
+    floor = m.weights["read_bytes"] / statistics.median(bandwidth(a) for a in m.ours) / 1e6
     top = max(statistics.median(ms) for ms in [*ours.values(), *theirs.values()])
     chart = Chart(f"A pass of {m.name}, {m.kind}", "rows in the pass", "ms", (0, 16.5), [1, 2, 4, 6, 8, 12, 16], top)
     for engine, passes, label in (("outrider", ours, "outrider"), ("llama", theirs, "llama.cpp")):

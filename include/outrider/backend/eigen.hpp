@@ -64,6 +64,7 @@ template <class Simd, class W>
   requires has_linear_ops<Simd, W> && listed_weight<W>
 struct linear_ops<eigen_prompts<Simd>, W> : linear_ops<Simd, W> {
   static void matmul_prompt(context_of<Simd>& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
+    if (x.rows == 0) return;
     const auto panels = [&](std::size_t begin, std::size_t end) noexcept {
       for (std::size_t first = begin; first < end; first += panel_rows) {
         const std::size_t count = (std::min)(panel_rows, end - first);

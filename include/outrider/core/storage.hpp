@@ -3,7 +3,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
-#include <memory>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -37,21 +36,23 @@ class buffer<T, host_space> {
   explicit buffer(std::size_t size) : size_(size) {
     if (size == 0) return;
     const auto bytes = checked_multiply(size, sizeof(T)), padded = bytes ? checked_add(*bytes, alignment) : bytes;
-    block_.reset(padded ? std::calloc(*padded, 1) : nullptr);
+    block_ = padded ? std::calloc(*padded, 1) : nullptr;
     if (!block_)
       throw error(error_code::out_of_memory,
                   "outrider: no memory for " + std::to_string(size) + " elements of " + std::to_string(sizeof(T)) + " bytes");
-    const auto address = reinterpret_cast<std::uintptr_t>(block_.get());
+    const auto address = reinterpret_cast<std::uintptr_t>(block_);
     data_ = reinterpret_cast<T*>((address + alignment - 1) / alignment * alignment);
   }
   buffer(buffer&& other) noexcept
-      : block_(std::move(other.block_)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+      : block_(std::exchange(other.block_, nullptr)), data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   buffer& operator=(buffer&& other) noexcept {
-    block_ = std::move(other.block_);
-    data_ = std::exchange(other.data_, nullptr);
-    size_ = std::exchange(other.size_, 0);
+    buffer taken(std::move(other));
+    std::swap(block_, taken.block_);
+    std::swap(data_, taken.data_);
+    std::swap(size_, taken.size_);
     return *this;
   }
+  ~buffer() { std::free(block_); }
 
   [[nodiscard]] T* data() noexcept { return data_; }
   [[nodiscard]] const T* data() const noexcept { return data_; }
@@ -60,11 +61,8 @@ class buffer<T, host_space> {
   [[nodiscard]] std::span<const T> span() const noexcept { return {data_, size_}; }
 
  private:
-  struct release {
-    void operator()(void* block) const noexcept { std::free(block); }
-  };
-  std::unique_ptr<void, release> block_;
-  T* data_ = nullptr;  // the first aligned address in block_
+  void* block_ = nullptr;  // what was allocated (unique_ptr would bring <memory> into every header of core/)
+  T* data_ = nullptr;      // the first aligned address in block_
   std::size_t size_ = 0;
 };
 

@@ -62,13 +62,13 @@ HWY_INLINE vec load(const std::int8_t* p) {
 
 /// The first n < lanes elements of p, the other lanes zero. Reads nothing behind p[n - 1], where a mapping may end or padding may be NaN.
 template <class T>
-HWY_INLINE vec load_first(const T* p, std::size_t n) {
+HWY_NOINLINE vec load_first(const T* p, std::size_t n) {
   HWY_ALIGN T lane[lanes] = {};
   std::memcpy(static_cast<void*>(lane), p, n * sizeof(T));
   return load(lane);
 }
 HWY_INLINE void store(vec v, float* p) { hn::StoreU(v, floats(), p); }
-HWY_INLINE void store_first(vec v, float* p, std::size_t n) {
+HWY_NOINLINE inline void store_first(vec v, float* p, std::size_t n) {
   HWY_ALIGN float lane[lanes];
   hn::Store(v, floats(), lane);
   std::memcpy(p, lane, n * sizeof(float));

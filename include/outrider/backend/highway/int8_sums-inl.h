@@ -45,8 +45,8 @@ HWY_INLINE word_vec code_bias(const int8_block& x, [[maybe_unused]] std::size_t 
 #if OUTRIDER_INT8_KIND == 2
 
 /// sum + the four products of each lane, codes from 0 to 255.
-HWY_INLINE word_vec dot(word_vec sum, code_vec codes, word_vec x) {
 #if defined(OUTRIDER_EMULATED_VNNI)  // for tests on machines without the instruction
+HWY_NOINLINE inline word_vec dot(word_vec sum, code_vec codes, word_vec x) {
   HWY_ALIGN std::int32_t s[lanes];
   HWY_ALIGN std::uint8_t c[4 * lanes];
   HWY_ALIGN std::int8_t b[4 * lanes];
@@ -55,12 +55,12 @@ HWY_INLINE word_vec dot(word_vec sum, code_vec codes, word_vec x) {
   hn::Store(hn::BitCast(hn::Repartition<std::int8_t, words>(), x), hn::Repartition<std::int8_t, words>(), b);
   for (std::size_t i = 0; i < 4 * lanes; ++i) s[i / 4] += c[i] * b[i];
   return hn::Load(words(), s);
-#elif HWY_CAP_GE512
-  return word_vec{_mm512_dpbusd_epi32(sum.raw, codes.raw, x.raw)};
-#else
-  return word_vec{_mm256_dpbusd_avx_epi32(sum.raw, codes.raw, x.raw)};
-#endif
 }
+#elif HWY_CAP_GE512
+HWY_INLINE word_vec dot(word_vec sum, code_vec codes, word_vec x) { return word_vec{_mm512_dpbusd_epi32(sum.raw, codes.raw, x.raw)}; }
+#else
+HWY_INLINE word_vec dot(word_vec sum, code_vec codes, word_vec x) { return word_vec{_mm256_dpbusd_avx_epi32(sum.raw, codes.raw, x.raw)}; }
+#endif
 
 template <class W, std::size_t MT>
 class int8_sums {

@@ -58,18 +58,18 @@ constexpr std::size_t tile_rows_int8 = HWY_CAP_GE512 && OUTRIDER_INT8_KIND == 2 
 constexpr std::size_t streams = OUTRIDER_INT8_KIND == 1 && !HWY_CAP_GE512 ? 4 : 1, streamed_rows = 4;
 
 /// a · b + c with one rounding.
-HWY_INLINE vec fused(vec a, vec b, vec c) {
 #if HWY_ARCH_X86 && HWY_TARGET > HWY_AVX2  // no such instruction
+HWY_NOINLINE inline vec fused(vec a, vec b, vec c) {
   HWY_ALIGN float x[lanes], y[lanes], z[lanes];
   hn::Store(a, floats(), x);
   hn::Store(b, floats(), y);
   hn::Store(c, floats(), z);
   for (std::size_t i = 0; i < lanes; ++i) z[i] = std::fma(x[i], y[i], z[i]);
   return hn::Load(floats(), z);
-#else
-  return hn::MulAdd(a, b, c);
-#endif
 }
+#else
+HWY_INLINE vec fused(vec a, vec b, vec c) { return hn::MulAdd(a, b, c); }
+#endif
 
 /// Running results of MT rows: in registers where a line is one vector, else in the first-level cache.
 template <std::size_t MT>
