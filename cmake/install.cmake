@@ -13,7 +13,6 @@ write_basic_package_version_file("${PROJECT_BINARY_DIR}/package/outriderConfigVe
 
 # The names @…@ of outrider.pc.in are those Meson fills in as well.
 block()
-  set(prefix "${CMAKE_INSTALL_PREFIX}")
   set(includedir "${CMAKE_INSTALL_INCLUDEDIR}")
   set(sourcedir "${OUTRIDER_SOURCE_INSTALLDIR}")
   set(version "${PROJECT_VERSION}")

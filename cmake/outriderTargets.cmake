@@ -15,5 +15,7 @@ function(outrider_add_highway_dispatch source)
   add_library(outrider::highway_dispatch ALIAS outrider_highway_dispatch)
   target_compile_definitions(outrider_highway_dispatch PUBLIC OUTRIDER_HIGHWAY_DISPATCH)
   target_link_libraries(outrider_highway_dispatch PUBLIC outrider::outrider)
+  # A build without a build type is a user's who did not think of one: kernels that are not optimised are fifty times slower.
+  target_compile_options(outrider_highway_dispatch PRIVATE "$<$<AND:$<CONFIG:>,$<NOT:$<CXX_COMPILER_ID:MSVC>>>:-O2>")
   set_target_properties(outrider_highway_dispatch PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()

@@ -26,14 +26,16 @@ quietly cmake -S "$root" -B "$work/outrider" -G Ninja -DCMAKE_INSTALL_PREFIX="$p
 quietly cmake --install "$work/outrider"
 export PKG_CONFIG_PATH=$prefix/share/pkgconfig
 
-# The CMake package does not remember where it was installed to.
+# Neither package remembers where it was installed to.
 mv "$prefix" "$work/moved"
-quietly cmake -S "$consumer/find_package" -B "$work/find_package" -G Ninja -DCMAKE_PREFIX_PATH="$work/moved"
+flags=$(PKG_CONFIG_PATH=$work/moved/share/pkgconfig pkg-config --cflags outrider)
+[[ $flags == *"-I"*"/moved/"* ]] || fail "outrider.pc remembers where it was installed to: $flags"
+quietly cmake -S "$consumer/find_package" -B "$work/find_package" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DCMAKE_PREFIX_PATH="$work/moved"
 quietly cmake --build "$work/find_package"
 run find_package "$work/find_package"
 mv "$work/moved" "$prefix"
 
-quietly cmake -S "$consumer/add_subdirectory" -B "$work/add_subdirectory" -G Ninja -DOUTRIDER="$root"
+quietly cmake -S "$consumer/add_subdirectory" -B "$work/add_subdirectory" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DOUTRIDER="$root"
 quietly cmake --build "$work/add_subdirectory"
 run add_subdirectory "$work/add_subdirectory"
 

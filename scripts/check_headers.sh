@@ -26,8 +26,9 @@ for compiler in "$gxx" "$clangxx"; do
   printf '%s\n' "${headers[@]}" | xargs -P "$jobs" -I{} bash -c "alone '$compiler' '{}'" || fail "a header does not compile alone"
 done
 
-# System headers come before the macros: this pass is about our own text.
+# System headers come before the macros: this pass is about our own text. (Highway's, too, and it refuses some processors unless told this.)
 {
+  echo '#define HWY_COMPILE_ONLY_STATIC'
   grep -rhoE '^ *# *include <[^>]+>' "$root/include" --include='*.hpp' | sed 's/^ *# *//; s/^/#/' | grep -v '<cuda' | sort -u
   echo '#define min(a, b) (((a) < (b)) ? (a) : (b))'
   echo '#define max(a, b) (((a) > (b)) ? (a) : (b))'

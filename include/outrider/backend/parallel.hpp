@@ -5,6 +5,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
+#include <system_error>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -96,6 +98,10 @@ class thread_pool {
     workers_.reserve(threads_ - 1);
     try {
       for (unsigned t = 1; t < threads_; ++t) workers_.emplace_back([this, t] { work(t); });
+    } catch (const std::system_error& problem) {
+      stop();
+      throw std::system_error(problem.code(), "outrider: the system gives no more than " + std::to_string(workers_.size() + 1) + " of " +
+                                                  std::to_string(threads_) + " threads");
     } catch (...) {
       stop();
       throw;
