@@ -329,8 +329,9 @@ void matmul(float* const* out, const float* const* x, std::size_t rows, weight_v
     if constexpr (HWY_CAP_GE512) {
       if (rows <= 6) return multiply<6, 4>(out, x, rows, w, begin, end);
     }
-    // Vectors of 256 bits need no panels before a tile's rows of x leave the first-level cache.
-    if (rows <= many_rows || (!HWY_CAP_GE512 && w.cols <= 4096)) return multiply<many_rows, many_streams>(out, x, rows, w, begin, end);
+    // Short rows of x, and a few of them, need no panels: they stay in the caches by themselves.
+    constexpr std::size_t short_row = HWY_CAP_GE512 ? 1024 : 4096, few_for_panels = 12;
+    if (rows <= few_for_panels || w.cols <= short_row) return multiply<many_rows, many_streams>(out, x, rows, w, begin, end);
     constexpr std::size_t panel = panel_groups * many_streams;
     for (std::size_t c = begin; c < end; c += panel)
       for (std::size_t r = 0; r < rows; r += panel_rows)
