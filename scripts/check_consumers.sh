@@ -35,7 +35,7 @@ quietly cmake --build "$work/find_package"
 run find_package "$work/find_package"
 mv "$work/moved" "$prefix"
 
-quietly cmake -S "$consumer/add_subdirectory" -B "$work/add_subdirectory" -G Ninja -DCMAKE_BUILD_TYPE=Debug -DOUTRIDER="$root"
+quietly cmake -S "$consumer/add_subdirectory" -B "$work/add_subdirectory" -G Ninja -DOUTRIDER="$root"
 quietly cmake --build "$work/add_subdirectory"
 run add_subdirectory "$work/add_subdirectory"
 
