@@ -1,8 +1,9 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // Products with rows of a weight matrix: tiles of MR rows of x and a few rows of w, over whole rows (`dots`), over blocks unpacked a strip of
-// columns at a time (`block_dots`), or over panels for many rows of x (`multiply_panel`). An output always has one vector accumulator, lane i of it sums the products of the columns i, i + lanes, … in that order by fused multiply-adds, and the lanes are
-// added at the end: the order depends on the number of columns and the target alone, so a tile of any shape gives the same bits.
+// columns at a time (`block_dots`), or over panels for many rows of x (`multiply_panel`). An output always has one vector accumulator, lane i
+// of it sums the products of the columns i, i + lanes, … in that order by fused multiply-adds, and the lanes are added at the end: the order
+// depends on the number of columns and the target alone, so a tile of any shape gives the same bits.
 #if defined(OUTRIDER_BACKEND_HIGHWAY_LINEAR_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef OUTRIDER_BACKEND_HIGHWAY_LINEAR_INL_H_
 #undef OUTRIDER_BACKEND_HIGHWAY_LINEAR_INL_H_
@@ -330,7 +331,7 @@ void matmul(float* const* out, const float* const* x, std::size_t rows, weight_v
       if (rows <= 6) return multiply<6, 4>(out, x, rows, w, begin, end);
     }
     // Short rows of x, and a few of them, need no panels: they stay in the caches by themselves.
-    constexpr std::size_t short_row = HWY_CAP_GE512 ? 1024 : 4096, few_for_panels = 12;
+    constexpr std::size_t short_row = HWY_CAP_GE512 ? 1024 : 2048, few_for_panels = 12;
     if (rows <= few_for_panels || w.cols <= short_row) return multiply<many_rows, many_streams>(out, x, rows, w, begin, end);
     constexpr std::size_t panel = panel_groups * many_streams;
     for (std::size_t c = begin; c < end; c += panel)

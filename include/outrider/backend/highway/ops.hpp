@@ -49,12 +49,13 @@ struct simd_linear {
   using context = Context;
 
   static void matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w) noexcept {
-    const std::size_t passes = divide_up(x.rows, 4);  // rows that compute about as long as the weights of one take to read
+    const std::size_t most = most_rows(w.cols),
+                      passes = divide_up(x.rows, 4);  // rows that compute about as long as the weights of one take to read
     ctx.team().for_ranges(w.rows, grain_of(row_bytes(w) * passes), [&](std::size_t begin, std::size_t end) {
       row_list rows;
       for (std::size_t r = 0; r < x.rows; ++r) {
         rows.push(out.row(r), x.row(r));
-        if (rows.count == row_list::capacity || r + 1 == x.rows) rows.run(ctx, w, begin, end);
+        if (rows.count == most || r + 1 == x.rows) rows.run(ctx, w, begin, end);
       }
     });
   }
@@ -66,14 +67,13 @@ struct simd_linear {
   static void expert_matmul(context& ctx, matrix_view<float> out, matrix_view<const float> x, weight_view<W> w,
                             const std::int32_t* experts) noexcept {
     if (out.rows == 0 || out.cols == 0) return;
-    const std::size_t all = w.rows / out.cols, active = out.rows / x.rows;
+    const std::size_t all = w.rows / out.cols, active = out.rows / x.rows, most = most_rows(w.cols);
     ctx.team().for_ranges(out.cols, grain_of(row_bytes(w) * (std::min)(out.rows, all)), [&](std::size_t begin, std::size_t end) {
       for (std::size_t e = 0; e < all; ++e) {  // the rows that share an expert read its weights together
         row_list rows;
         for (std::size_t i = 0; i < out.rows; ++i) {
           if (static_cast<std::size_t>(experts[i]) == e) rows.push(out.row(i), x.row(i / active));
-          if (rows.count == row_list::capacity || (i + 1 == out.rows && rows.count != 0))
-            rows.run(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
+          if (rows.count == most || (i + 1 == out.rows && rows.count != 0)) rows.run(ctx, w.slice_rows(e * out.cols, out.cols), begin, end);
         }
       }
     });
@@ -110,6 +110,17 @@ struct simd_linear {
       count = 0;
     }
   };
+
+  /// How many rows of x go over weights together. Panels see to it themselves that these stay in the caches; blocks leave it to the caller: as
+  /// many as the second-level cache holds, and never so few that a verification, of up to max_draft_length + 1 rows, is cut.
+  static constexpr std::size_t most_rows([[maybe_unused]] std::size_t k) noexcept {
+    if constexpr (block_format<W>) {
+      constexpr std::size_t share = 512 * 1024;
+      return std::clamp<std::size_t>(share / (k * sizeof(float) + 1) / 4 * 4, divide_up(max_draft_length + 1, 4) * 4, row_list::capacity);
+    } else {
+      return row_list::capacity;
+    }
+  }
 };
 
 /// pointwise_ops over pointwise_kernels. Work is cut into rows; what is small even for a large vocabulary is taken from `reference`.
