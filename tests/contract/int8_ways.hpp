@@ -27,7 +27,7 @@ void check_way(const Table& table) {
       for (const std::size_t n : sizes{5, 16 * 9 + 3}) {
         const grouped_weights<W> w(random, n, 2 * W::elements, kind);
         const std::size_t groups = w.view().groups();
-        for (const std::size_t m : sizes{1, 2, 3, 4, 5, 6, 7, 8, 9, 17})
+        for (const std::size_t m : sizes{1, 2, 3, 4, 5, 6, 7, 8, 9, 17, 35})
           for (const std::size_t cut : {std::size_t{0}, groups / 3, groups}) {
             INFO("bits ", static_cast<int>(kind), ", n = ", n, ", m = ", m, ", cut at group ", cut);
             const int8_rows x(activations(random, m, w.cols), 0);
@@ -66,6 +66,17 @@ TEST_CASE("dot products of bytes give the bits of the definition") {
 #endif
   check_way(outrider::HWY_NAMESPACE::vnni::int8_table(outrider::grouped_types{}));
 }
+#if OUTRIDER_HAVE_AMX
+TEST_CASE("tiles of bytes give the bits of the definition") {
+#if !defined(OUTRIDER_EMULATED_AMX)
+  if (!outrider::HWY_NAMESPACE::has_amx()) {
+    MESSAGE("not run here: the CPU has no AMX, or the system does not lend it; its tiles are checked by emulation alone");
+    return;
+  }
+#endif
+  check_way(outrider::HWY_NAMESPACE::amx::int8_table(outrider::grouped_types{}));
+}
+#endif
 #endif
 
 }  // namespace contract

@@ -11,6 +11,10 @@
 #include <hwy/highway.h>
 #if HWY_ARCH_X86 && !defined(_MSC_VER)
 #include <cpuid.h>
+#if HWY_ARCH_X86_64 && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #endif
 
 #include "outrider/backend/highway/kernel_table.hpp"
@@ -58,6 +62,27 @@ inline bool has_vnni() noexcept {
 }
 #endif
 
+#if HWY_TARGET <= HWY_AVX2 && OUTRIDER_HAVE_AMX
+inline const char* target_name_with_amx() noexcept { return "AVX3 with VNNI and AMX"; }
+
+/// Whether the CPU has tiles of bytes and the system lends their registers, which a process has to ask for.
+inline bool has_amx() noexcept {
+#if defined(__linux__) && HWY_ARCH_X86_64
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  constexpr unsigned tile = 1u << 24, int8 = 1u << 25, os_saves = 1u << 27;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || (c & os_saves) == 0) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & tile) == 0 || (d & int8) == 0) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr unsigned tile_state = 3u << 17;
+  constexpr long request_permission = 0x1023, tile_data = 18;
+  return (low & tile_state) == tile_state && ::syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 #endif
 
 /// Null on targets without vectors. (Highway's dispatch tables cannot hold noexcept functions.)
@@ -68,7 +93,13 @@ inline const detail::kernel_table* kernels() {
   static constexpr detail::kernel_table without = table_of(target_name, maddubs::int8_table(grouped_types{}), weight_types{}, kv_types{});
   static constexpr detail::kernel_table with =
       table_of(target_name_with_vnni, vnni::int8_table(grouped_types{}), weight_types{}, kv_types{});
+#if OUTRIDER_HAVE_AMX
+  static constexpr detail::kernel_table with_tiles =
+      table_of(target_name_with_amx, amx::int8_table(grouped_types{}), weight_types{}, kv_types{});
+  static const detail::kernel_table* const best = !has_vnni() ? &without : has_amx() ? &with_tiles : &with;
+#else
   static const detail::kernel_table* const best = has_vnni() ? &with : &without;
+#endif
   return best;
 #else
   static constexpr detail::kernel_table table = table_of(target_name, widening::int8_table(grouped_types{}), weight_types{}, kv_types{});
