@@ -38,6 +38,7 @@ ordered_json measure(const arguments& args) {
   const std::string checked = check_text(pair, args, texts[0], weights.parameters);
 
   samples s;
+  if (args.measures("passes")) s.chosen_experts = count_chosen_experts(pair, context);
   if (args.measures("long")) s.long_context = measure_long_context(pair, args, texts, say);
   memory_reader memory(pair.ctx.threads());
   for (std::size_t round = 1; round <= args.repeat; ++round) {
@@ -59,7 +60,7 @@ ordered_json measure(const arguments& args) {
   out["weights"] = {{"parameters", weights.parameters}, {"read_bytes", weights.read}, {"macs", weights.macs}, {"used_bytes", weights.used}};
   out["weights"]["assistant_bytes"] = count_bytes(args.assistant);
   out["load_seconds"] = pair.load_seconds, out["peak_memory_bytes"] = peak, out["kv_bytes"] = kv_bytes;
-  if (args.measures("passes")) add_passes(out, s, weights.read);
+  if (args.measures("passes")) add_passes(out, s, weights);
   for (const long_pass& at : s.long_context)
     out["long_context"].push_back({{"positions", at.positions}, {"ms", to_json(at.ms)}, {"share", to_json(at.share)}});
   if (args.measures("texts")) add_texts(out, s.texts, s.passes);

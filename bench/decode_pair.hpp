@@ -61,9 +61,10 @@ class progress {
 /// What a target's file holds, in bytes of the file.
 struct weight_facts {
   std::size_t parameters = 0;
-  std::size_t read = 0;  // by a decoded row: the matrices of the text stack with the head in full, chosen experts only
-  std::size_t macs = 0;  // products of a decoded row: the elements of these
-  std::size_t used = 0;  // the same with all experts
+  std::size_t read = 0;    // by a decoded row: the matrices of the text stack with the head in full, chosen experts only
+  std::size_t macs = 0;    // products of a decoded row: the elements of these
+  std::size_t used = 0;    // the same with all experts
+  std::size_t expert = 0;  // one expert of one layer
 };
 
 /// Tables that are only looked up (the per-layer embeddings) and the dead keys and values of sharing layers are neither read nor used.
@@ -83,7 +84,9 @@ inline weight_facts count_weights(const io::tensor_set& tensors, const gemma4::t
     facts.read += chosen(tensor.bytes.size());
     facts.macs += chosen(elements);
     facts.used += tensor.bytes.size();
+    if (experts) facts.expert += tensor.bytes.size() / c.experts;
   }
+  facts.expert /= c.layer_count();
   return facts;
 }
 

@@ -4,8 +4,11 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <map>
+#include <set>
 #include <span>
 #include <string>
 #include <utility>
@@ -49,6 +52,36 @@ inline ids long_text(const std::vector<ids>& texts, std::size_t count) {
     for (const ids& prompt : texts) text.insert(text.end(), prompt.begin(), prompt.end());
   text.resize(count);
   return text;
+}
+
+/// How many experts the rows of a pass choose, each counted once a layer, by rows; empty for models without experts.
+template <class B, class Kv>
+std::map<std::size_t, std::size_t> count_chosen_experts(loaded_pair<B, Kv>& pair, const ids& context) {
+  const gemma4::text_config& c = pair.model.config();
+  std::map<std::size_t, std::size_t> chosen;
+  if (c.experts == 0) return chosen;
+  gemma4::workspace<B> workspace(c, most_rows, most_rows);
+  kv_cache<B, Kv> cache(pair.model.kv_layers(), most_rows, context.size() + most_rows);
+  const auto pass = [&](std::span<const token_id> tokens, auto&& observe) {
+    pair.model.forward(pair.ctx, workspace, cache, tokens, tokens.size(), row_kind::decode, observe);
+  };
+  for (std::size_t begin = 0; begin < context.size(); begin += most_rows) {
+    const auto tokens = std::span(context).subspan(begin, (std::min)(most_rows, context.size() - begin));
+    pass(tokens, gemma4::no_observer{});
+    cache.commit(tokens.size());
+  }
+  for (const std::size_t m : rows_timed) {
+    pass(std::span(context).first(m), [&]<class View>(gemma4::stage stage, std::size_t, const View& view) {
+      if constexpr (std::same_as<View, matrix_for<std::int32_t, B>>) {
+        if (stage != gemma4::stage::experts) return;
+        std::set<std::int32_t> distinct;
+        for (std::size_t r = 0; r < view.rows; ++r) distinct.insert(view.row(r), view.row(r) + view.cols);
+        chosen[m] += distinct.size();
+      }
+    });
+    cache.rollback();
+  }
+  return chosen;
 }
 
 /// A prompt, then passes and draft steps behind it. Nothing is committed, so each of them meets the same cache.

@@ -23,6 +23,7 @@ using nlohmann::ordered_json;
 struct samples {
   std::vector<double> one_stream, four_streams;  // GB/s of reading memory
   pass_samples passes;
+  std::map<std::size_t, std::size_t> chosen_experts;  // of all layers, by rows
   std::vector<long_pass> long_context;
   text_samples texts;
   schedules imposed;
@@ -33,14 +34,14 @@ inline ordered_json to_json(const std::vector<double>& values) {
   return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
 }
 
-/// Adds the passes' figures to a report; `bytes` of weights are what a plain pass reads.
-inline void add_passes(ordered_json& out, const samples& all, std::size_t bytes) {
+/// Adds the passes' figures to a report.
+inline void add_passes(ordered_json& out, const samples& all, const weight_facts& weights) {
   const pass_samples& s = all.passes;
   const double read = (std::max)(summary(all.one_stream).median, summary(all.four_streams).median);
   std::vector<double> per_second, gigabytes, share;
   for (const double ms : s.pass_ms.at(1)) {
     per_second.push_back(1000 / ms);
-    gigabytes.push_back(static_cast<double>(bytes) / ms / 1e6);
+    gigabytes.push_back(static_cast<double>(weights.read) / ms / 1e6);
     share.push_back(gigabytes.back() / read);
   }
   out["read_gb_per_second"] = {{"one_stream", to_json(all.one_stream)}, {"four_streams", to_json(all.four_streams)}};
@@ -51,6 +52,14 @@ inline void add_passes(ordered_json& out, const samples& all, std::size_t bytes)
                   {"gb_per_second", to_json(gigabytes)},
                   {"share_of_read", to_json(share)}};
   for (const auto& [m, ms] : s.pass_ms) out["verify"].push_back({{"rows", m}, {"ms", to_json(ms)}, {"cost", to_json(s.pass_cost.at(m))}});
+  if (!all.chosen_experts.empty())
+    for (ordered_json& v : out["verify"]) {
+      const std::size_t one = all.chosen_experts.at(1), chosen = all.chosen_experts.at(v["rows"].get<std::size_t>());
+      const double more = 1 + static_cast<double>((chosen - one) * weights.expert) / static_cast<double>(weights.read);
+      std::vector<double> cost = s.pass_cost.at(v["rows"].get<std::size_t>());
+      for (double& c : cost) c /= more;
+      v["chosen_experts"] = chosen, v["bytes"] = more, v["cost_per_byte"] = to_json(cost);
+    }
   out["choose_ms"] = to_json(s.choose_ms);
   out["draft_step"] = {{"ms", to_json(s.draft_ms)}, {"cost", to_json(s.draft_cost)}};
   for (const auto& [k, ms] : s.round_ms)
@@ -106,6 +115,10 @@ inline void print_passes(const ordered_json& r) {
   row("as a share of reading memory", r["plain"]["share_of_read"], "");
   for (const auto& v : r["verify"])
     if (v["rows"] != 1) row("V(" + text(v["rows"]) + "): a pass of " + text(v["rows"]) + " rows", v["cost"], " plain passes");
+  for (const auto& v : r["verify"])
+    if (v.contains("bytes") && v["rows"] != 1)
+      row("V(" + text(v["rows"]) + ") / bytes with its " + text(v["chosen_experts"]) + " experts, " + number(v["bytes"]),
+          v["cost_per_byte"], "");
   row("choosing a token", r["choose_ms"], " ms");
   row("draft step", r["draft_step"]["ms"], " ms");
   row("draft step", r["draft_step"]["cost"], " plain passes");

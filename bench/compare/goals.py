@@ -108,6 +108,9 @@ def print_model(m, vnni, table):
         if m.mac_rate:
             row(f"pass of {rows} rows / max(bytes / B, {rows} · MACs / R)",
                 m.rounds(lambda a, b: pass_ms(a, rows) / max(size / bandwidth(a) / 1e6, rows * m.weights["macs"] / m.mac_rate / 1e6)), at_most=1.2)  # fmt: skip
+        moe = [next(v for v in a["verify"] if v["rows"] == rows) for a in m.ours]
+        if "bytes" in moe[0]:
+            row(f"V({rows}) / the bytes of its {moe[0]['chosen_experts']} distinct experts and the rest, in plain passes", [v["cost_per_byte"]["median"] for v in moe], at_most=1.15)
     row("pass of 16 rows", m.rounds(lambda a, b: 16 * m.weights["macs"] / pass_ms(a, 16) / 1e6), " GMAC/s")
     prefill = {"q4_0": 5, "q8_0": 4} if e2b else {"q4_0": 2.0, "q8_0": 1.6, "bf16": 1.0}
     row("prompt of 256 tokens, outrider", m.rounds(lambda a, b: a["prefill_tokens_per_second"]["median"]), " /s")
