@@ -1,7 +1,8 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// What int8 activations cost in fidelity, next to what the quantised weights cost already: Kullback-Leibler divergence of the distributions
-// over the next token and agreement of the likeliest one, over texts drawn at random from the unquantised model itself.
+// What int8 activations cost in fidelity, next to what the quantised weights cost already, and what keys and values in fewer bits cost:
+// Kullback-Leibler divergence of the distributions over the next token and agreement of the likeliest one, over texts drawn at random from
+// the unquantised model itself.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cmath>
@@ -31,6 +32,18 @@ struct arguments {
   std::size_t texts = 16, length = 512;
   unsigned threads = 0;
 };
+
+/// Calls body(r) for every row of the passes in which all sessions read a text.
+template <class Body, class... Session>
+void read(const text& t, Body body, Session&... sessions) {
+  (sessions.clear(), ...);
+  for (std::size_t begin = 0; begin < t.size(); begin += max_draft_length) {
+    const auto rows = std::span(t).subspan(begin, (std::min)(max_draft_length, t.size() - begin));
+    (sessions.verify(rows), ...);
+    (sessions.commit(rows.size()), ...);
+    for (std::size_t r = 0; r < rows.size(); ++r) body(r);
+  }
+}
 
 /// log softmax of a row of logits.
 std::vector<double> log_probabilities(matrix_view<const float> logits, std::size_t row) {
@@ -90,27 +103,41 @@ void compare(const gemma4::model<cpu>& original, const std::string& target, cont
   const auto grouped = gemma4::load_model<cpu>(target, {gemma4::weight_form::grouped, {}});
   gemma4::session<cpu> exact(original, ctx), floats(stored, ctx), integers(grouped, ctx);
   distance of_weights, of_activations, of_both;
-  for (const text& t : texts) {
-    for (auto* session : {&exact, &floats, &integers}) session->clear();
-    for (std::size_t begin = 0; begin < t.size(); begin += max_draft_length) {
-      const auto rows = std::span(t).subspan(begin, (std::min)(max_draft_length, t.size() - begin));
-      for (auto* session : {&exact, &floats, &integers}) {
-        session->verify(rows);
-        session->commit(rows.size());
-      }
-      for (std::size_t r = 0; r < rows.size(); ++r) {
-        const auto p = log_probabilities(exact.logits(), r), q = log_probabilities(floats.logits(), r),
-                   s = log_probabilities(integers.logits(), r);
-        of_weights.add(p, q);
-        of_activations.add(q, s);
-        of_both.add(p, s);
-      }
-    }
-  }
+  const auto compare_row = [&](std::size_t r) {
+    const auto p = log_probabilities(exact.logits(), r), q = log_probabilities(floats.logits(), r),
+               s = log_probabilities(integers.logits(), r);
+    of_weights.add(p, q);
+    of_activations.add(q, s);
+    of_both.add(p, s);
+  };
+  for (const text& t : texts) read(t, compare_row, exact, floats, integers);
   std::printf("\n%s%s\n", target.c_str(), grouped.int8_activations() ? "" : ": has no products with int8 activations");
   of_weights.print("its weights, with float activations");
   of_activations.print("int8 against float activations");
   of_both.print("its weights, with int8 activations");
+}
+
+/// The same model with keys and values stored as Kv, against float.
+template <class Kv>
+void compare_keys(const gemma4::model<cpu>& model, const char* what, context_of<cpu>& ctx, const std::vector<text>& texts) {
+  gemma4::session<cpu> exact(model, ctx);
+  gemma4::session<cpu, Kv> rounded(model, ctx);
+  distance apart;
+  double error = 0, size = 0;  // sums of squares of the logits, each row from its mean, which no distribution depends on
+  const auto compare_row = [&](std::size_t r) {
+    const auto a = exact.logits(), b = rounded.logits();
+    double mean = 0, shift = 0;
+    for (std::size_t i = 0; i < a.cols; ++i) mean += a(r, i), shift += double{b(r, i)} - double{a(r, i)};
+    mean /= static_cast<double>(a.cols), shift /= static_cast<double>(a.cols);
+    for (std::size_t i = 0; i < a.cols; ++i) {
+      error += std::pow(double{b(r, i)} - double{a(r, i)} - shift, 2);
+      size += std::pow(double{a(r, i)} - mean, 2);
+    }
+    apart.add(log_probabilities(a, r), log_probabilities(b, r));
+  };
+  for (const text& t : texts) read(t, compare_row, exact, rounded);
+  apart.print(what);
+  std::printf("  %-44s %.6f of the logits' own spread, rms\n", "", std::sqrt(error / size));
 }
 
 }  // namespace
@@ -120,8 +147,9 @@ int main(int argc, char** argv) try {
   for (const char* type : {"q8_0", "q4_0", "q4_k_m"})
     args.targets.push_back(std::string(OUTRIDER_SOURCE_DIR "/examples/data/tiny-kjv/gguf/target-") + type + ".gguf");
   CLI::App app(
-      "Measures what int8 activations cost in fidelity, next to what the quantised weights cost already. Without options: the tiny target\n"
-      "of examples/data in three quantised types.");
+      "Measures what int8 activations cost in fidelity, next to what the quantised weights cost already, and what keys and values in "
+      "fewer\n"
+      "bits cost. Without options: the tiny target of examples/data in three quantised types.");
   auto* original = app.add_option("--original", args.original, "The model whose weights are not quantised: directory or GGUF file");
   app.add_option("--target", args.targets, "The same model quantised, GGUF files")->needs(original);
   app.add_option("--texts", args.texts, "How many texts are drawn from the original")->capture_default_str()->check(CLI::Range(1, 10000));
@@ -138,6 +166,8 @@ int main(int argc, char** argv) try {
   const std::vector<text> texts = draw_texts(model, ctx, args, tokenizer::from_file(place).bos());
   std::printf("%zu texts of %zu tokens, drawn from %s\n", args.texts, args.length, args.original.c_str());
   std::printf("  %-44s KL mean    99 %% below  same likeliest token\n", "");
+  compare_keys<bf16>(model, "keys and values in bf16", ctx, texts);
+  compare_keys<q8_0>(model, "keys and values in q8_0", ctx, texts);
   for (const std::string& target : args.targets) compare(model, target, ctx, texts);
 } catch (const std::exception& problem) {
   std::cerr << "activations: " << problem.what() << "\n";

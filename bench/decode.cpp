@@ -70,7 +70,7 @@ ordered_json measure(const arguments& args) {
 
 template <class B>
 ordered_json measure_on(const arguments& args) {
-  return args.kv == "bf16" ? measure<B, bf16>(args) : measure<B, float>(args);
+  return args.kv == "bf16" ? measure<B, bf16>(args) : args.kv == "q8_0" ? measure<B, q8_0>(args) : measure<B, float>(args);
 }
 
 }  // namespace
@@ -86,7 +86,7 @@ int main(int argc, char** argv) try {
   app.add_option("--target", args.target, "The model: Hugging Face directory or GGUF file")->needs(assistant);
   app.add_option("--backend", args.backend, "What computes")->capture_default_str()->check(CLI::IsMember({"reference", "cpu"}));
   app.add_option("--threads", args.threads, "Threads; one per core if not given")->check(CLI::Range(1, 1024));
-  app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16", "q8_0"}));
   app.add_option("--measure", args.measure,
                  "Any of passes, texts (the assistant's own guesses), schedules (an imposed acceptance), long (a long context)")
       ->capture_default_str()

@@ -134,7 +134,7 @@ struct loaded_pair {
     const generate_options options{.max_new_tokens = count, .draft = draft, .eos = {}, .suppress = {}};
     const auto keep = [&](token_id token) { text.push_back(token); };
     if (draft == 0) return generate(session, prompt, options, keep).stats;
-    return speculative_decoder(session, drafter).generate(prompt, options, keep).stats;
+    return speculative_decoder(session, drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, keep).stats;
   }
 };
 

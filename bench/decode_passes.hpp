@@ -94,10 +94,10 @@ void measure_passes(loaded_pair<B, Kv>& pair, const arguments& args, const ids& 
   // Draft steps first: they read the state that the prompt left, which a pass replaces by its own.
   std::array<token_id, most_rows> guesses{}, picks{};
   const auto propose = [&](std::size_t k) {
-    pair.drafter.propose(std::as_const(session), {context.back(), {}, {}}, std::span(guesses).first(k));
+    pair.drafter.propose(std::as_const(session), {context, {}, {}}, std::span(guesses).first(k));
   };
   const double step = median_ms(args.seconds, [&] { propose(drafts_timed); }) / drafts_timed;
-  const auto choose = [&] { greedy{}.pick<B>(pair.ctx, session.logits(), context.size() + 1, picks.data()); };
+  const auto choose = [&] { greedy{}.pick<B>(pair.ctx, session.logits(), context, picks.data()); };
   s.choose_ms.push_back(median_ms(args.seconds, choose));
 
   const auto verify = [&](std::size_t m) {
@@ -138,7 +138,7 @@ std::vector<long_pass> measure_long_context(loaded_pair<B, Kv>& pair, const argu
   const auto pass = [&](auto& of) {
     token_id pick = 0;
     of.verify(std::span(text).first(1));
-    greedy{}.pick<B>(pair.ctx, of.logits(), of.committed() + 1, &pick);
+    greedy{}.pick<B>(pair.ctx, of.logits(), of.tokens(), &pick);
   };
   std::vector<long_pass> passes;
   for (const std::size_t end : {text.size() / 4, text.size() / 2, text.size()}) {

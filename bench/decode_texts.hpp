@@ -116,7 +116,7 @@ void measure_schedules(loaded_pair<B, Kv>& pair, const arguments& args, const id
       pair.session.clear();
       text.clear();
       // The text ends with a round, so that every round has all its drafts.
-      const statistics stats = speculative_decoder(pair.session, drafter)
+      const statistics stats = speculative_decoder(pair.session, drafter, greedy{}, fixed<max_draft_length>{})
                                    .generate(prompt, options,
                                              [&](token_id token) {
                                                text.push_back(token);

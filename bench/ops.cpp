@@ -37,6 +37,8 @@ template <>
 constexpr const char* name_of<bf16> = "bf16";
 template <>
 constexpr const char* name_of<f16> = "f16";
+template <>
+constexpr const char* name_of<q8_0> = "q8_0";
 
 /// Uniform in [-1, 1), the same in every run.
 template <class T>
@@ -136,7 +138,7 @@ void time_attend(benchmark::State& state, std::size_t m, std::size_t keys) {
   verify("attend", m, heads * d, bound,
          [&]<class B>(B, context_of<B>& c, matrix_view<float> to) { attention_ops<B, Kv>::attend(c, to, q.view(), view, window); });
   for (auto _ : state) attention_ops<backend_timed, Kv>::attend(ctx, out.view(), q.view(), view, window);
-  count(state, static_cast<double>(2 * keys * d * sizeof(Kv)), 4 * static_cast<double>(m * heads * d * keys));
+  count(state, static_cast<double>(2 * keys * view.stride() * sizeof(Kv)), 4 * static_cast<double>(m * heads * d * keys));
 }
 
 // ------------------------------------------------------------------------------------------------ rms_norm, gelu_mul
@@ -215,6 +217,7 @@ int main(int argc, char** argv) try {
   add_matmuls<f16>();
   add_attends<float>();
   add_attends<bf16>();
+  add_attends<q8_0>();
   for (const std::size_t m : sizes{1, 8}) {
     add("rms_norm/1536/M:" + std::to_string(m), [m](benchmark::State& state) { time_rms_norm(state, m, 1536); });
     add("gelu_mul/6144/M:" + std::to_string(m), [m](benchmark::State& state) { time_gelu_mul(state, m, 6144); });

@@ -133,7 +133,9 @@ void run(const chat_arguments& args) {
 
 template <class Backend>
 void run_on(const chat_arguments& args) {
-  args.kv == "bf16" ? run<Backend, outrider::bf16>(args) : run<Backend, float>(args);
+  args.kv == "bf16"   ? run<Backend, outrider::bf16>(args)
+  : args.kv == "q8_0" ? run<Backend, outrider::q8_0>(args)
+                      : run<Backend, float>(args);
 }
 
 }  // namespace

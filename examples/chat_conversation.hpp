@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "chat_command_line.hpp"
+#include "chat_setup.hpp"
 #include "loading.hpp"
+#include "outrider/decode/calibrate.hpp"
 #include "outrider/decode/prefix.hpp"
 #include "outrider/outrider.hpp"
 #include "outrider/text/chat.hpp"
@@ -49,32 +51,20 @@ class conversation {
     if (tokens_.vocab_size() != model_.config().vocab_size)
       throw std::runtime_error(place_.string() + ": not the tokenizer of this model: " + std::to_string(tokens_.vocab_size()) +
                                " tokens, the model has " + std::to_string(model_.config().vocab_size));
-    const auto has = [&](std::string_view marker) { return tokens_.find(marker).has_value(); };
-    if (!has("<|turn>") || !has("<turn|>"))
-      throw std::runtime_error(place_.string() + ": its vocabulary has no <|turn> and <turn|>: this model was not made for conversations");
-    if (args.think && (!has("<|think|>") || !has("<|channel>") || !has("<channel|>")))
-      throw std::runtime_error(place_.string() + ": its vocabulary has no markers for thoughts, so it cannot --think");
-
-    const auto text = read_chat_template(place_);
-    const auto form = text ? detect_chat_template(*text) : std::nullopt;
-    is_unknown_template_ = text && !form;
-    // Of models without a template: those with per-layer embeddings are E2B and E4B, or made like them.
-    chat_.form = form.value_or(chat_form{chat_generation::newest, model_.config().ple_width == 0});
-    chat_.form.empty_thought = chat_.form.empty_thought && has("<|channel>") && has("<channel|>");
-    chat_.thinking = args.think;
-
+    const chat_setup setup = chat_setup_of(place_, tokens_, model_.config(), args.think);
+    chat_ = setup.options;
+    is_unknown_template_ = setup.is_unknown_template;
     options_.max_new_tokens = args.max_new_tokens;
     options_.suppress = model_.config().suppress;
-    options_.eos = model_.config().eos;
-    for (const char* end : {"<eos>", "<turn|>", "<|tool_response>"})
-      if (const auto id = tokens_.find(end); id && std::find(options_.eos.begin(), options_.eos.end(), *id) == options_.eos.end())
-        options_.eos.push_back(*id);
-    options_.draft = 0;
+    options_.eos = setup.eos;
+    options_.draft = args.draft;
     if (!args.assistant.empty()) {
-      options_.draft = args.draft;
       assistant_.emplace(gemma4::load_assistant<Backend>(args.assistant, load_options_of(args)));
       drafter_.emplace(*assistant_, ctx_);
-      drafter_->check(session_);
+      if (args.draft)
+        fixed_.emplace(session_, *drafter_, greedy{}, fixed<max_draft_length>{});
+      else
+        adaptive_.emplace(session_, *drafter_, greedy{}, adaptive(calibrate(session_, *drafter_, session_.max_draft())));
     }
     reset();
   }
@@ -132,8 +122,9 @@ class conversation {
           take(parser_.push(token));
           return !stop();
         };
-        const generation result =
-            drafter_ ? speculative_decoder(session_, *drafter_).generate(rest, options_, emit) : generate(session_, rest, options_, emit);
+        const generation result = adaptive_ ? adaptive_->generate(rest, options_, emit)
+                                  : fixed_  ? fixed_->generate(rest, options_, emit)
+                                            : generate(session_, rest, options_, emit);
         finish = result.finish;
         note(result.stats);
         take(parser_.finish());
@@ -177,6 +168,11 @@ class conversation {
   outrider::chat_parser parser_;
   outrider::gemma4::session<Backend, Kv> session_;
   std::optional<outrider::assistant_drafter<Backend>> drafter_;
+  template <class Length>
+  using decoder =
+      outrider::speculative_decoder<outrider::gemma4::session<Backend, Kv>, outrider::assistant_drafter<Backend>, outrider::greedy, Length>;
+  std::optional<decoder<outrider::adaptive>> adaptive_;                        // what it learns of drafting lasts from answer to answer
+  std::optional<decoder<outrider::fixed<outrider::max_draft_length>>> fixed_;  // with --draft N, options_.draft
   outrider::chat_options chat_;
   outrider::generate_options options_;
   bool is_unknown_template_ = false;

@@ -19,6 +19,16 @@ inline CLI::Validator whole_number() {
           "NUMBER"};
 }
 
+/// "auto", or a number of drafts.
+inline CLI::Validator drafts_or_auto() {
+  return {[](std::string& text) {
+            if (text == "auto") return std::string();
+            if (std::string wrong = whole_number()(text); !wrong.empty()) return wrong + ", nor is it auto";
+            return CLI::Range(0, 16)(text);
+          },
+          "NUMBER or auto"};
+}
+
 inline void add_model_options(CLI::App& app, model_options& args) {
   app.add_option("--target", args.target, "The model: a Hugging Face directory or a GGUF file");
   app.add_option("--assistant", args.assistant, "Its assistant, likewise; without one, plain decoding");
@@ -26,15 +36,20 @@ inline void add_model_options(CLI::App& app, model_options& args) {
       ->capture_default_str()
       ->transform(whole_number())
       ->check(CLI::Range(0, 1 << 20));
-  app.add_option("--draft", args.draft, "Drafts per round; 0 = none")
-      ->capture_default_str()
-      ->transform(whole_number())
-      ->check(CLI::Range(0, 16));
+  app.add_option_function<std::string>(
+         "--draft",
+         [&](const std::string& text) {
+           args.draft.reset();
+           if (text != "auto") args.draft = std::stoul(text);
+         },
+         "Drafts per round, 0 to 16, or auto: as many as pay, none included")
+      ->default_str("auto")
+      ->transform(drafts_or_auto());
   app.add_option("--backend", args.backend, "What computes: cpu (or highway: its SIMD kernels), or reference, which is scalar and slow")
       ->capture_default_str()
       ->check(CLI::IsMember({"reference", "highway", "cpu"}));
   app.add_option("--threads", args.threads, "Threads; one per core if not given")->transform(whole_number())->check(CLI::Range(1, 1024));
-  app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16"}));
+  app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16", "q8_0"}));
   app.add_flag(
       "--exact-activations", args.exact_activations,
       "Multiply quantised weights by activations as they are, instead of rounding those to 8 bits first: slower, and the last percent\n"
@@ -45,6 +60,4 @@ inline void add_model_options(CLI::App& app, model_options& args) {
 /// After parsing: a target of the user's own comes without the assistant of the default one. Throws CLI::ValidationError.
 inline void settle_model_options(const CLI::App& app, model_options& args) {
   if (app.count("--target") != 0 && app.count("--assistant") == 0) args.assistant.clear();
-  if (args.assistant.empty() && app.count("--draft") != 0 && args.draft > 0)
-    throw CLI::ValidationError("--draft", "drafts need an --assistant");
 }

@@ -25,7 +25,7 @@ constexpr auto ignore = [](token_id) {};
 /// The sentence both entry points refuse a request with; the target must not have been touched.
 std::string both_refuse(error_code code, stub_target& target, const std::vector<token_id>& ids, const generate_options& options) {
   no_draft none;
-  speculative_decoder decoder(target, none);
+  speculative_decoder decoder(target, none, greedy{}, fixed<max_draft_length>{});
   const auto calls = target.calls;
   const std::string plain = refusal(code, [&] { generate(target, ids, options, ignore); });
   CHECK(refusal(code, [&] { decoder.generate(ids, options, ignore); }) == plain);
@@ -67,7 +67,7 @@ TEST_CASE("an end token outside the vocabulary is harmless: it never comes") {
 TEST_CASE("more drafts than the target was made for are refused with both numbers") {
   stub_target target(4);
   no_draft none;
-  speculative_decoder decoder(target, none);
+  speculative_decoder decoder(target, none, greedy{}, fixed<max_draft_length>{});
   const std::string sentence = refusal(error_code::argument_invalid, [&] { decoder.generate(prompt, {8, 5, {}, {}}, ignore); });
   CHECK(mentions(sentence, "5 drafts", "up to 4"));
   CHECK(target.calls.empty());
@@ -77,7 +77,7 @@ TEST_CASE("more drafts than the target was made for are refused with both number
 TEST_CASE("more drafts than a round can count are refused, however large the target") {
   stub_target target(100);
   no_draft none;
-  speculative_decoder decoder(target, none);
+  speculative_decoder decoder(target, none, greedy{}, fixed<max_draft_length>{});
   CHECK(mentions(refusal(error_code::argument_invalid,
                          [&] {
                            decoder.generate(prompt, {8, 17, {}, {}}, ignore);
@@ -154,7 +154,7 @@ TEST_CASE("pitfall 41: of equal logits the lowest id is chosen, in every row") {
   logits.view()(0, 4) = logits.view()(0, 2) = 1;
   logits.view()(2, 5) = logits.view()(2, 3) = 7;
   token_id picks[3];
-  greedy{}.pick<reference>(ctx, logits.view(), 10, picks);
+  greedy{}.pick<reference>(ctx, logits.view(), std::vector<token_id>(10), picks);
   CHECK(picks[0] == 2);
   CHECK(picks[1] == 0);
   CHECK(picks[2] == 3);

@@ -170,7 +170,7 @@ void check_generation(unsigned threads, pair_names pair) {
   context_of<B> ctx{execution{threads}};
   gemma4::session<B, Kv> session(target, ctx);
   assistant_drafter<B> drafter(assistant, ctx);
-  speculative_decoder decoder(session, drafter);
+  speculative_decoder decoder(session, drafter, greedy{}, fixed<max_draft_length>{});
   const auto expected = nlohmann::json::parse(std::ifstream(directory / "expected.json"));
   // Long enough for a second block of the full layers, which hold 256 positions each.
   std::vector<token_id> prompt;

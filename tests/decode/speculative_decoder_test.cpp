@@ -32,7 +32,7 @@ struct watching_drafter {
   std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
     const auto keys = target.keys();
     matrix<float, host_space> embedding(1, 1);
-    target.embed(embedding.view(), request.last);
+    target.embed(embedding.view(), request.last());
     seen.push_back("token " + std::to_string(static_cast<int>(embedding.view()(0, 0))) + ", hidden of " +
                    std::to_string(static_cast<int>(target.hidden()(0, 0))) + ", position " + std::to_string(keys.position) +
                    ", keys 0 to " + std::to_string(keys.ends[0] - 1) + ", " + std::to_string(out.size()) + " drafts");
@@ -49,7 +49,7 @@ struct outcome {
 template <class Drafter>
 outcome decode(stub_target& target, Drafter& drafter, const generate_options& options, const std::vector<token_id>& ids = prompt) {
   outcome out;
-  speculative_decoder decoder(target, drafter);
+  speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
   out.result = decoder.generate(ids, options, [&](token_id token) { out.tokens.push_back(token); });
   return out;
 }
@@ -112,7 +112,7 @@ TEST_CASE("every pattern of right and wrong drafts writes the text of plain deco
       const outcome out = decode(target, drafter, {60, k, {}, {}});
       CHECK(out.tokens == want);
       CHECK((out.result.stats.drafted() > 0) == (k > 0));
-      CHECK(target.committed_tokens() == std::vector<token_id>(y.begin(), y.begin() + 64));
+      CHECK(target.tokens() == std::vector<token_id>(y.begin(), y.begin() + 64));
     }
 }
 
@@ -156,7 +156,7 @@ TEST_CASE("a callback that returns false stops the text, even in the middle of a
     CAPTURE(stop);
     stub_target target;
     scripted_drafter drafter(y, {scripted_drafter::everything});
-    speculative_decoder decoder(target, drafter);
+    speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
     std::vector<token_id> tokens;
     const generation result = decoder.generate(prompt, {30, 4, {}, {}}, [&](token_id token) {
       tokens.push_back(token);
@@ -177,7 +177,7 @@ TEST_CASE("a callback that throws leaves the target at a commit point") {
     CAPTURE(fatal);
     stub_target target;
     scripted_drafter drafter(y, {2, 4, 0});
-    speculative_decoder decoder(target, drafter);
+    speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
     std::size_t count = 0;
     const auto emit = [&](token_id) {
       if (++count == fatal) throw std::runtime_error("enough");
@@ -187,7 +187,7 @@ TEST_CASE("a callback that throws leaves the target at a commit point") {
     const std::size_t kept = target.committed();
     REQUIRE(kept >= prompt.size());
     CHECK(kept < prompt.size() + fatal);  // no token behind the one that was refused
-    CHECK(target.committed_tokens() == std::vector<token_id>(y.begin(), y.begin() + static_cast<std::ptrdiff_t>(kept)));
+    CHECK(target.tokens() == std::vector<token_id>(y.begin(), y.begin() + static_cast<std::ptrdiff_t>(kept)));
     scripted_drafter again(y, {3, 1});
     const outcome out = decode(target, again, {10, 4, {}, {}}, {y[kept]});
     CHECK(out.tokens ==

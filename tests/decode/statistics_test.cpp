@@ -14,6 +14,7 @@ statistics example() {
   statistics s;
   s.passes[3][0] = s.passes[3][2] = s.passes[3][3] = s.passes[1][1] = 1;
   s.passes[0][0] = 2;
+  s.texts = 1;
   s.tokens = 1 + 4 + 6 + 2;  // the prompt's, one a round, the accepted, one a plain pass
   s.decode_seconds = 2;
   return s;

@@ -45,7 +45,7 @@ class stub_target {
   [[nodiscard]] std::size_t max_draft() const noexcept { return max_draft_; }
   [[nodiscard]] std::size_t max_positions() const noexcept { return max_positions_; }
   [[nodiscard]] std::size_t committed() const noexcept { return committed_.size(); }
-  [[nodiscard]] const std::vector<token_id>& committed_tokens() const noexcept { return committed_; }
+  [[nodiscard]] const std::vector<token_id>& tokens() const noexcept { return committed_; }
   [[nodiscard]] matrix_view<float> logits() const noexcept { return logits_.view().first_rows(rows_); }
   /// [1, 1]: the position whose state this is.
   [[nodiscard]] matrix_view<const float> hidden() const noexcept { return hidden_.view().slice_rows(last_row_, 1); }

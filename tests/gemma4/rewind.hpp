@@ -66,7 +66,7 @@ struct text {
     const auto emit = [&](token_id token) { tokens.push_back(token); };
     const generate_options options{count, draft};
     return draft == 0 ? generate(session, prompt, options, emit).stats
-                      : speculative_decoder(session, drafter).generate(prompt, options, emit).stats;
+                      : speculative_decoder(session, drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, emit).stats;
   }
 };
 

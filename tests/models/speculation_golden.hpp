@@ -263,7 +263,7 @@ TEST_CASE_TEMPLATE("exactly as many tokens as wanted come out, and no draft is m
     }
   session.clear();
   no_draft none;
-  speculative_decoder decoder(session, none);
+  speculative_decoder decoder(session, none, greedy{}, fixed<max_draft_length>{});
   CHECK(decoder.generate(ids, {0, 4, {}, {}}, [](token_id) { FAIL("a token nobody wanted"); }).stats.tokens == 0);
 }
 

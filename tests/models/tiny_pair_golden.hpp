@@ -104,9 +104,9 @@ TEST_CASE_TEMPLATE("pitfall 65: with a dense head as many drafts are accepted as
   CHECK(std::abs(acceptance(false) - acceptance(true)) < 0.05);
 }
 
-TEST_CASE_TEMPLATE("with keys and values in bf16 the tiny pair speculates the text it decodes", B, OUTRIDER_TESTED_BACKENDS) {
-  model_pair<B> pair(tiny_pair_directory);
-  gemma4::session<B, bf16> session(pair.target, pair.ctx);
+template <class Kv, class B>
+void check_speculation_with(model_pair<B>& pair) {
+  gemma4::session<B, Kv> session(pair.target, pair.ctx);
   assistant_drafter<B> assistant(pair.assistant, pair.ctx);
   const nlohmann::json expected = read_json(tiny_pair_directory / "expected.json");
   std::size_t accepted = 0, rejected = 0;
@@ -126,6 +126,12 @@ TEST_CASE_TEMPLATE("with keys and values in bf16 the tiny pair speculates the te
   }
   CHECK(accepted > 0);
   CHECK(rejected > 0);
+}
+
+TEST_CASE_TEMPLATE("with keys and values in fewer bits the tiny pair speculates the text it decodes", B, OUTRIDER_TESTED_BACKENDS) {
+  model_pair<B> pair(tiny_pair_directory);
+  check_speculation_with<bf16>(pair);
+  check_speculation_with<q8_0>(pair);
 }
 
 }  // namespace models

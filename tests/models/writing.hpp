@@ -95,7 +95,7 @@ template <class Target, class Drafter>
 written write_speculatively(Target& target, Drafter& drafter, std::span<const token_id> prompt, const generate_options& options) {
   written text;
   const std::size_t before = target.committed();
-  speculative_decoder decoder(target, drafter);
+  speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
   const generation result = decoder.generate(prompt, options, [&](token_id token) { text.tokens.push_back(token); });
   text.finish = result.finish;
   text.stats = result.stats;

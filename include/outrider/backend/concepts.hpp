@@ -37,8 +37,8 @@ using weight_types = type_list<float, bf16, f16, q4_0, q4_1, q5_0, q5_1, q8_0, q
 /// each of them, too.
 using grouped_types =
     type_list<grouped<q4_0>, grouped<q8_0>, grouped<q4_k>, grouped<q5_k>, grouped<q6_k>, grouped<iq4_nl>, grouped<iq4_xs>>;
-/// The element types a KV cache may have. Every backend supplies attention_ops for each of them.
-using kv_types = type_list<float, bf16>;
+/// How a KV cache may store keys and values. Every backend supplies attention_ops for each of them.
+using kv_types = type_list<float, bf16, q8_0>;
 
 template <class W>
 concept listed_weight = detail::is_listed<W, weight_types>;

@@ -90,9 +90,12 @@ struct linear_ops;
 template <class Backend>
 struct pointwise_ops;
 
-/// The cache of one layer, with keys and values stored as Kv: one specialisation per backend and element type.
+/// The cache of one layer, with keys and values stored as Kv: one specialisation per backend and storage type of kv_types.
 ///
 /// append(ctx, cache, k [m, heads·d], v [m, heads·d], first)          row r becomes position first + r, rounded to Kv
+///     A block format gets the blocks that quantize() of core/quantize.hpp makes of each head's d numbers, d a multiple of the block length;
+///     a block that cannot stand for its numbers (one is not finite, or too large) has a scale of NaN, so that it is not mistaken for one.
+///     attend reads what core/dequantize.hpp says.
 ///
 /// attend(ctx, out [m, q_heads·d], q [m, q_heads·d], cache, window)   per row r and query head h:
 ///     out = Σ_j softmax_j(q · key(j)) · value(j) over the positions j that `window` lets row r see; no scaling (Gemma 4: 1.0), no cap.

@@ -13,10 +13,12 @@
 #include "outrider/backend/concepts.hpp"
 #include "outrider/backend/ops.hpp"
 #include "outrider/backend/traits.hpp"
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/dequantize.hpp"
 #include "outrider/core/grouped.hpp"
 #include "outrider/core/int8.hpp"
 #include "outrider/core/kv_view.hpp"
+#include "outrider/core/quantize.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/space.hpp"
 #include "outrider/core/view.hpp"
@@ -292,11 +294,10 @@ struct attention_ops<reference, Kv> {
 
   static void append(context&, kv_view<Kv> cache, matrix_view<const float> k, matrix_view<const float> v, std::size_t first) noexcept {
     for (std::size_t r = 0; r < k.rows; ++r)
-      for (std::size_t h = 0; h < cache.heads; ++h)
-        for (std::size_t i = 0; i < cache.head_dim; ++i) {
-          cache.key(first + r, h)[i] = static_cast<Kv>(k(r, h * cache.head_dim + i));
-          cache.value(first + r, h)[i] = static_cast<Kv>(v(r, h * cache.head_dim + i));
-        }
+      for (std::size_t h = 0; h < cache.heads; ++h) {
+        store(cache.key(first + r, h), k.row(r) + h * cache.head_dim, cache.head_dim);
+        store(cache.value(first + r, h), v.row(r) + h * cache.head_dim, cache.head_dim);
+      }
   }
 
   static void attend(context&, matrix_view<float> out, matrix_view<const float> q, kv_view<const Kv> cache, key_window window) noexcept {
@@ -307,28 +308,38 @@ struct attention_ops<reference, Kv> {
   }
 
  private:
+  /// to = the d numbers at x, rounded to Kv.
+  static void store(Kv* to, const float* x, std::size_t d) noexcept {
+    for (std::size_t i = 0; i < d; i += elements_of<Kv>, ++to)
+      if constexpr (block_format<Kv>) {
+        if (!quantize(x + i, *to)) to->d = f16(std::numeric_limits<float>::quiet_NaN());
+      } else {
+        *to = static_cast<Kv>(x[i]);
+      }
+  }
+
   /// One query head over the positions begin … end - 1: the largest score first, then the weighted values, a strip of coordinates at a
   /// time so that their sums fit on the stack. A strip computes its scores anew.
   static void attend_head(float* out, const float* q, kv_view<const Kv> cache, std::size_t head, std::size_t begin,
                           std::size_t end) noexcept {
     const auto score = [&](std::size_t position) {
-      const Kv* key = cache.key(position, head);
       double sum = 0;
-      for (std::size_t i = 0; i < cache.head_dim; ++i) sum += double{q[i]} * static_cast<double>(key[i]);
+      for_each_weight(cache.key(position, head), cache.head_dim, [&](std::size_t i, float key) { sum += double{q[i]} * double{key}; });
       return sum;
     };
     double largest = -std::numeric_limits<double>::infinity();
     for (std::size_t p = begin; p < end; ++p) largest = (std::max)(largest, score(p));
 
     constexpr std::size_t strip = 256;
+    static_assert(strip % elements_of<Kv> == 0);
     for (std::size_t first = 0; first < cache.head_dim; first += strip) {
       const std::size_t count = (std::min)(strip, cache.head_dim - first);
       double total = 0, sums[strip] = {};
       for (std::size_t p = begin; p < end; ++p) {
         const double weight = std::exp(score(p) - largest);
-        const Kv* value = cache.value(p, head) + first;
         total += weight;
-        for (std::size_t i = 0; i < count; ++i) sums[i] += weight * static_cast<double>(value[i]);
+        for_each_weight(cache.value(p, head) + first / elements_of<Kv>, count,
+                        [&](std::size_t i, float value) { sums[i] += weight * double{value}; });
       }
       for (std::size_t i = 0; i < count; ++i) out[first + i] = begin < end ? static_cast<float>(sums[i] / total) : 0.0f;
     }

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "outrider/config.hpp"
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/space.hpp"
 
 namespace outrider {
@@ -12,6 +13,8 @@ namespace outrider {
 ///   growing: position p lies in slot p, `block_rows` slots a block (ring_rows == 0);
 ///   ring:    position p lies in slot p mod ring_rows, all slots in blocks[0] (ring_rows == block_rows).
 /// A block holds keys [heads, block_rows, head_dim], then values [heads, block_rows, head_dim]: the keys of a head are one stream.
+/// Kv is a scalar type or a block format of core/blocks.hpp; a key is then head_dim / elements_of<Kv> blocks, and head_dim a multiple of
+/// elements_of<Kv>.
 /// The table `blocks` outlives every growth of the cache, so a view stays valid for the cache's life. It lies in Space, like the blocks: of a
 /// device's view, key() and value() are for device code.
 template <class Kv, class Space = host_space>
@@ -23,14 +26,16 @@ struct kv_view {
     return {blocks, block_rows, ring_rows, heads, head_dim};
   }
 
-  /// [head_dim], the key of `head` at `position`; the keys of the next positions follow at a distance of head_dim, see run().
+  /// Stored objects of a key or a value: head_dim elements as Kv.
+  [[nodiscard]] OUTRIDER_HD constexpr std::size_t stride() const noexcept { return head_dim / elements_of<Kv>; }
+  /// [stride()], the key of `head` at `position`; the keys of the next positions follow at a distance of stride(), see run().
   [[nodiscard]] OUTRIDER_HD constexpr Kv* key(std::size_t position, std::size_t head) const noexcept {
     const std::size_t slot = slot_of(position);
-    return blocks[slot / block_rows] + (head * block_rows + slot % block_rows) * head_dim;
+    return blocks[slot / block_rows] + (head * block_rows + slot % block_rows) * stride();
   }
-  /// [head_dim], the value of `head` at `position`.
+  /// [stride()], the value of `head` at `position`.
   [[nodiscard]] OUTRIDER_HD constexpr Kv* value(std::size_t position, std::size_t head) const noexcept {
-    return key(position, head) + heads * block_rows * head_dim;
+    return key(position, head) + heads * block_rows * stride();
   }
   /// How many positions from `position` on, before `end`, lie one after the other in memory.
   [[nodiscard]] OUTRIDER_HD constexpr std::size_t run(std::size_t position, std::size_t end) const noexcept {

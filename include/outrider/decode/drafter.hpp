@@ -1,12 +1,11 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <span>
 
-#include "outrider/gemma4/assistant.hpp"
-#include "outrider/gemma4/pairing.hpp"
+#include "outrider/backend/concepts.hpp"
+#include "outrider/decode/sampler.hpp"
 
 namespace outrider {
 
@@ -17,17 +16,21 @@ struct draft_needs {
   bool embedding = false;  // target.embed(out, id)
 };
 
-/// One round's question: what comes after `last`? With n tokens known, `last` is token n - 1, not yet processed by the target, and
-/// positions 0 … n - 2 are committed.
+/// One round's question: what comes after a text?
 struct draft_request {
-  token_id last = 0;
-  std::span<const token_id> eos;       // drafting ends behind one of these
+  std::span<const token_id> text;  // the n >= 1 tokens known: the target has not processed the last, positions 0 … n - 2 are committed
+  std::span<const token_id> eos;   // drafting ends behind one of these
   std::span<const token_id> suppress;  // never proposed
+  std::span<float> confidence = {};    // as long as `out`, or empty if nobody asks: the drafter's own probability of each token; 0: unknown
+  float min_confidence = 0;            // drafting ends before a token that the drafter gives less than this
+  sampling* coupling = nullptr;        // draws tokens by the target's own noise; null: the most likely ones
+
+  [[nodiscard]] token_id last() const noexcept { return text.back(); }
 };
 
 /// A drafter has `static constexpr draft_needs needs` and
 ///   propose(const Target&, const draft_request&, std::span<token_id> out) -> how many tokens it guessed, 0 … out.size()
-/// Guesses may be anything in the vocabulary: they change the speed, never the text. A drafter that does not suit every target has
+/// and may have a `name` for traces, `static constexpr const char*`. Guesses may be anything in the vocabulary: they change the speed, never the text. A drafter that does not suit every target has
 ///   check(const Target&)                   throws error_code::pair_mismatch; called when it is joined with a target
 template <class D>
 concept drafter = requires {
@@ -71,58 +74,30 @@ consteval bool check_drafter() {
   return true;
 }
 
+/// Who made a drafter's last proposal, for traces: what its source() says, or its name.
+template <class D>
+[[nodiscard]] const char* source_of(const D& d) noexcept {
+  if constexpr (requires {
+                  { d.source() } -> std::convertible_to<const char*>;
+                }) {
+    return d.source();
+  } else if constexpr (requires {
+                         { D::name } -> std::convertible_to<const char*>;
+                       }) {
+    return D::name;
+  } else {
+    return "drafter";
+  }
+}
+
 /// Never guesses: every round is a plain step.
 struct no_draft {
   static constexpr draft_needs needs{};
+  static constexpr const char* name = "none";
   template <class Target>
   std::size_t propose(const Target&, const draft_request&, std::span<token_id>) const noexcept {
     return 0;
   }
-};
-
-/// Drafts with a Gemma 4 Assistant, which reads the target's keys where they lie. Borrows the assistant and the context; one thread at a time.
-template <backend_tag B>
-class assistant_drafter {
- public:
-  static constexpr draft_needs needs{.hidden = true, .keys = true, .embedding = true};
-
-  /// Errors: out_of_memory.
-  assistant_drafter(const gemma4::assistant<B>& assistant, context_of<B>& ctx)
-      : assistant_(&assistant), ctx_(&ctx), workspace_(assistant.config()) {}
-  assistant_drafter(const gemma4::assistant<B>&& assistant, context_of<B>& ctx) = delete;  // the assistant must outlive its drafter
-
-  /// Errors: pair_mismatch if the assistant was not made for this target. A speculative_decoder asks once.
-  template <class Target>
-  void check(const Target& target) const {
-    gemma4::check_pair(target.config(), assistant_->config());
-  }
-
-  /// Up to out.size() draft steps at one position: the first reads the embedding of `last` and the target's hidden state, each further one
-  /// the draft before it and the assistant's own state. The keys stay those of the committed positions. Precondition: check(target) passed.
-  template <in_space_of<B> Target>
-  std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
-    const auto input = assistant_->input(workspace_);
-    const std::size_t width = input.cols / 2;
-    const auto keys = target.keys();
-    matrix_for<const float, B> state = target.hidden();
-    token_id token = request.last;
-    for (std::size_t j = 0; j < out.size(); ++j) {
-      target.embed(input.slice_cols(0, width), token);
-      pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
-      const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
-      if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
-      pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
-      out[j] = token;
-      if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end()) return j + 1;
-      state = assistant_->state(workspace_);
-    }
-    return out.size();
-  }
-
- private:
-  const gemma4::assistant<B>* assistant_;
-  context_of<B>* ctx_;
-  typename gemma4::assistant<B>::workspace workspace_;
 };
 
 }  // namespace outrider

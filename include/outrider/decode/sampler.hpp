@@ -1,26 +1,250 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
+#include <array>
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/core/rng.hpp"
+#include "outrider/decode/processors.hpp"
 
 namespace outrider {
 
 /// A sampler chooses tokens from logit rows:
-///   pick<B>(ctx, logits [m, V], first_position, out [m])       out[r] = the token at position first_position + r
-/// The choice depends on the row and the position alone, never on how rows are grouped into passes: that makes speculation lossless.
+///   pick<B>(ctx, logits [m, V], text, out [m])       out[r] = the token behind the first text.size() - (m - 1 - r) tokens of text
+/// `text` is everything before the last row's choice: the prompt, what was generated, and the drafts of the pass. The logits may be
+/// overwritten. A choice depends on its row and the text before it alone, never on how rows are grouped into passes: that makes speculation
+/// lossless. A sampler may allocate at its first call, not later.
 
 template <class S, class B>
-concept sampler_for = requires(const S& sampler, context_of<B>& ctx, matrix_for<const float, B> logits, std::size_t first, token_id* out) {
-  sampler.template pick<B>(ctx, logits, first, out);
+concept sampler_for = requires(S& sampler, context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> text, token_id* out) {
+  sampler.template pick<B>(ctx, logits, text, out);
 };
 
 /// The largest logit; the lowest id on ties.
 struct greedy {
   template <backend_tag B>
-  void pick(context_of<B>& ctx, matrix_for<const float, B> logits, std::size_t /*first_position*/, token_id* out) const noexcept {
+  void pick(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> /*text*/, token_id* out) const noexcept {
     pointwise_ops<B>::argmax(ctx, out, logits, {});
   }
+};
+
+namespace detail {
+
+/// argmax of score + Gumbel noise, the lowest id on ties. Logarithms are taken only for tokens that may win: from −log u ≥ 1 − u follows
+///   gumbel ≥ d  ⇒  1 − u ≤ exp(−d) ≤ exp(−⌊d⌋)
+/// and 1 − u is the complement of the noise's word. No noise reaches 23.
+class gumbel_race {
+ public:
+  static constexpr std::size_t out_of_reach = 23;
+
+  /// The largest complement of a word with which a token of this score may still win, if any.
+  struct chance {
+    bool any = false;
+    std::uint32_t complement = 0;
+    [[nodiscard]] bool of(std::uint32_t word) const noexcept { return any && ~word <= complement; }
+  };
+  [[nodiscard]] chance chance_of(double score) const noexcept {
+    const double behind = best_ - score;
+    if (!(behind < double{out_of_reach})) return {};  // a NaN as well
+    return {true, limits[behind > 0 ? static_cast<std::size_t>(behind) : 0]};
+  }
+
+  void enter(token_id id, double score, std::uint32_t word) noexcept {
+    const double sum = score + noise::gumbel_of(word);
+    if (!(sum > best_ || (sum == best_ && id < winner_))) return;
+    best_ = sum;
+    winner_ = id;
+  }
+
+  [[nodiscard]] token_id winner() const noexcept { return winner_; }
+
+ private:
+  /// exp(−n)·2^32, and one more for roundings: sums within reach of a winner are small, for the best score is 0.
+  static constexpr std::array<std::uint32_t, out_of_reach> limits = [] {
+    std::array<std::uint32_t, out_of_reach> table{};
+    double power = 0x1p32;
+    for (std::uint32_t& limit : table) {
+      limit = power + 1 < 0x1p32 ? static_cast<std::uint32_t>(power) + 1 : ~std::uint32_t{0};
+      power *= 0.36787944117144233;
+    }
+    return table;
+  }();
+
+  double best_ = -std::numeric_limits<double>::infinity();
+  token_id winner_ = (std::numeric_limits<token_id>::max)();
+};
+
+}  // namespace detail
+
+/// Draws tokens from the processed distribution: the token at position n is argmax of score + gumbel(seed, sequence, n, id). It is a function
+/// of its row, the text before it and n, so the text is the same for every drafter, draft length, or none, and has the law of plain
+/// sampling. Reads logits on the host. Each member takes its memory at its first call. One thread at a time; a copy draws the same.
+class sampling {
+ public:
+  /// Errors: argument_invalid, see check(const sampling_options&).
+  explicit sampling(const sampling_options& options = {}) : processor_(options), noise_(options.seed, options.sequence) {}
+
+  [[nodiscard]] const sampling_options& options() const noexcept { return processor_.options(); }
+
+  /// Logits [m, V] of tokens that must not come are −∞; a row without a number above −∞ gives what greedy would. Errors: out_of_memory.
+  template <backend_tag B>
+  void pick(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> text, token_id* out) {
+    static_assert(host_accessible<space_of<B>>,
+                  "outrider: sampling reads logits on the host, and this backend's lie on a device; use greedy");
+    OUTRIDER_ASSERT(text.size() + 1 >= logits.rows);
+    const std::size_t before = text.size() + 1 - logits.rows;
+    for (std::size_t r = 0; r < logits.rows; ++r) processor_.penalise({logits.row(r), logits.cols}, text.first(before + r));
+    pointwise_ops<B>::argmax(ctx, out, logits, {});
+    if (options().temperature == 0) return;
+    for (std::size_t r = 0; r < logits.rows; ++r)
+      out[r] = choose({logits.row(r), logits.cols}, {}, static_cast<std::size_t>(out[r]), before + r);
+  }
+
+  /// The coupled draw of a drafter: its own logits [1, c], c >= 1, the same noise, temperature and filters, but no penalties. It agrees with
+  /// the target's choice at that position with at least (1 − t) / (1 + t), t being the total variation distance of the two distributions.
+  ///   ids           [1, c], the token of each column; null data: column c is token c
+  ///   position      of the token drawn
+  ///   probability   if asked for: what the distribution drawn from gives the token; at temperature 0 what the softmax gives it
+  /// Errors: out_of_memory.
+  template <backend_tag B>
+  [[nodiscard]] token_id draw(context_of<B>& ctx, matrix_for<const float, B> logits, matrix_for<const token_id, B> ids,
+                              std::size_t position, float* probability = nullptr) {
+    static_assert(host_accessible<space_of<B>>, "outrider: sampling reads logits on the host, and this backend's lie on a device");
+    OUTRIDER_ASSERT(logits.rows == 1 && logits.cols > 0);
+    const std::span<const float> row(logits.row(0), logits.cols);
+    const std::span<const token_id> names = ids.data ? std::span<const token_id>(ids.row(0), ids.cols) : std::span<const token_id>{};
+    token_id best = 0;
+    if (options().temperature == 0) {
+      pointwise_ops<B>::argmax(ctx, &best, logits, ids);
+      if (probability) *probability = softmax_of(row, names, best);
+      return best;
+    }
+    pointwise_ops<B>::argmax(ctx, &best, logits, {});
+    return choose(row, names, static_cast<std::size_t>(best), position, probability);
+  }
+
+  /// The distribution a row [1, V] behind `text` is drawn from, ids rising; temperature 0: all on one token. The logits may be overwritten.
+  /// Valid until the next call of any member. Errors: out_of_memory.
+  template <backend_tag B>
+  [[nodiscard]] std::span<const token_probability> distribution(context_of<B>& ctx, matrix_for<float, B> logits,
+                                                                std::span<const token_id> text) {
+    processor_.penalise({logits.row(0), logits.cols}, text);
+    return proposal<B>(ctx, logits, {});
+  }
+
+  /// The distribution draw() draws from, ids rising. Arguments as there, the rest as distribution().
+  template <backend_tag B>
+  [[nodiscard]] std::span<const token_probability> proposal(context_of<B>& ctx, matrix_for<const float, B> logits,
+                                                            matrix_for<const token_id, B> ids) {
+    static_assert(host_accessible<space_of<B>>, "outrider: sampling reads logits on the host, and this backend's lie on a device");
+    OUTRIDER_ASSERT(logits.rows == 1 && logits.cols > 0);
+    const std::span<token_probability> list = probabilities_.first(logits.cols);
+    token_id best = 0;
+    pointwise_ops<B>::argmax(ctx, &best, logits, options().temperature == 0 ? ids : matrix_for<const token_id, B>{});
+    if (options().temperature == 0) {
+      list[0] = {best, 1};
+      return list.first(1);
+    }
+    const std::span<const float> row(logits.row(0), logits.cols);
+    const std::span<const token_id> names = ids.data ? std::span<const token_id>(ids.row(0), ids.cols) : std::span<const token_id>{};
+    const auto column = static_cast<std::size_t>(best);
+    if (!(row[column] > nothing)) {
+      list[0] = {names.empty() ? best : names[column], 1};
+      return list.first(1);
+    }
+    const std::span<const candidate> kept = processor_.candidates(row, names, row[column]);
+    const double total = total_weight(kept);
+    for (std::size_t i = 0; i < kept.size(); ++i) list[i] = {kept[i].id, std::exp(kept[i].score) / total};
+    if (!names.empty())
+      std::sort(list.begin(), list.begin() + static_cast<std::ptrdiff_t>(kept.size()),
+                [](const token_probability& a, const token_probability& b) { return a.id < b.id; });
+    return list.first(kept.size());
+  }
+
+ private:
+  static constexpr float nothing = -std::numeric_limits<float>::infinity();
+
+  /// `best`: the column of the largest logit.
+  [[nodiscard]] token_id choose(std::span<const float> row, std::span<const token_id> ids, std::size_t best, std::size_t position,
+                                float* probability = nullptr) {
+    if (!(row[best] > nothing)) {
+      if (probability) *probability = 1;
+      return ids.empty() ? static_cast<token_id>(best) : ids[best];
+    }
+    if (ids.empty() && !processor_.filters(row.size())) {
+      const token_id token = race(row, best, position);
+      if (probability) {
+        double total = 0;
+        for (const float s : row)
+          if (s > nothing) total += std::exp(score_of(s, row[best], options().temperature));
+        *probability =
+            static_cast<float>(std::exp(score_of(row[static_cast<std::size_t>(token)], row[best], options().temperature)) / total);
+      }
+      return token;
+    }
+    const std::span<const candidate> kept = processor_.candidates(row, ids, row[best]);
+    const token_id token = race(kept, position);
+    if (probability) {
+      const auto drawn = std::find_if(kept.begin(), kept.end(), [&](const candidate& c) { return c.id == token; });
+      *probability = static_cast<float>(std::exp(drawn->score) / total_weight(kept));
+    }
+    return token;
+  }
+
+  /// Over all columns. The best goes first, so that most of the others are out of reach before they need noise at all.
+  [[nodiscard]] token_id race(std::span<const float> row, std::size_t best, std::size_t position) const noexcept {
+    const double temperature = options().temperature;
+    const float largest = row[best];
+    detail::gumbel_race race;
+    race.enter(static_cast<token_id>(best), 0, noise_.words(position, static_cast<std::uint32_t>(best / 4)).word[best % 4]);
+    for (std::size_t c = 0; c < row.size(); c += 4) {
+      const std::size_t lanes = (std::min)(row.size() - c, std::size_t{4});
+      float most = nothing;
+      for (std::size_t l = 0; l < lanes; ++l) most = row[c + l] > most ? row[c + l] : most;
+      const auto chance = race.chance_of(score_of(most, largest, temperature));
+      if (!chance.any) continue;
+      const philox_words words = noise_.words(position, static_cast<std::uint32_t>(c / 4));
+      for (std::size_t l = 0; l < lanes; ++l)
+        if (chance.of(words.word[l]) && row[c + l] > nothing)
+          race.enter(static_cast<token_id>(c + l), score_of(row[c + l], largest, temperature), words.word[l]);
+    }
+    return race.winner();
+  }
+
+  /// Over a list. Neighbouring ids share a block of noise.
+  [[nodiscard]] token_id race(std::span<const candidate> candidates, std::size_t position) const noexcept {
+    detail::gumbel_race race;
+    philox_words words;
+    std::uint32_t block = ~std::uint32_t{0};
+    for (const candidate& c : candidates) {
+      const auto chance = race.chance_of(c.score);
+      if (!chance.any) continue;
+      const auto id = static_cast<std::uint32_t>(c.id);
+      if (id / 4 != block) words = noise_.words(position, block = id / 4);
+      if (chance.of(words.word[id % 4])) race.enter(c.id, c.score, words.word[id % 4]);
+    }
+    return race.winner();
+  }
+
+  /// The probability of token `best`, the one with the largest logit, at temperature 1.
+  [[nodiscard]] static float softmax_of(std::span<const float> row, std::span<const token_id> ids, token_id best) noexcept {
+    const std::size_t column =
+        ids.empty() ? static_cast<std::size_t>(best) : static_cast<std::size_t>(std::find(ids.begin(), ids.end(), best) - ids.begin());
+    if (!(row[column] > nothing)) return 1;
+    double total = 0;
+    for (const float s : row)
+      if (s > nothing) total += std::exp(score_of(s, row[column], 1));
+    return static_cast<float>(1 / total);
+  }
+
+  row_processor processor_;
+  noise noise_;
+  detail::reusable<token_probability> probabilities_;
 };
 
 }  // namespace outrider

@@ -2,94 +2,149 @@
 #pragma once
 #include <algorithm>
 #include <array>
+#include <concepts>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <type_traits>
 #include <utility>
 
 #include "outrider/decode/acceptance.hpp"
+#include "outrider/decode/draft_length.hpp"
 #include "outrider/decode/drafter.hpp"
 #include "outrider/decode/generate.hpp"
 
 namespace outrider {
 
+namespace detail {
+
+/// What one round of one text works with; rows[0] is the last known token, drafts follow.
+struct round_buffers {
+  std::array<token_id, max_draft_length + 1> rows{}, picks{};
+  std::array<float, max_draft_length> confidence{};
+};
+
+/// Asks a drafter for what may follow `text`: up to what the policy plans of `most`. Returns the record of the round so far; its drafts are in
+/// b.rows behind the last known token.
+template <class Target, class Drafter, class Sampler, class Length, class Emit>
+round_record draft_round(const Target& target, Drafter& drafter, Sampler& sampler, Length& length, const text_in_progress<Emit>& text,
+                         std::size_t most, round_buffers& b) {
+  const generate_options& options = text.options();
+  round_record record{.position = text.tokens().size()};
+  b.rows[0] = text.tokens().back();
+  if (most == 0) return record;
+  const double begin = text.now();
+  const draft_plan plan = length.plan(most);
+  const std::size_t wanted = (std::min)(plan.drafts, most);
+  if (wanted != 0) {
+    draft_request request{text.tokens(), options.eos, options.suppress};
+    request.min_confidence = (std::max)(options.min_confidence, plan.min_confidence);
+    if (plan.wants_confidence) {
+      std::fill_n(b.confidence.begin(), wanted, 0.0f);
+      request.confidence = std::span(b.confidence).first(wanted);
+    }
+    if constexpr (std::same_as<Sampler, sampling>)
+      if (sampler.options().temperature > 0) request.coupling = &sampler;
+    const std::span<token_id> guesses = std::span(b.rows).subspan(1, wanted);
+    const std::size_t guessed = (std::min)(drafter.propose(target, request, guesses), wanted);
+    // Leading guesses that are tokens at all: a user's drafter may say "none" by an id outside the vocabulary.
+    while (record.drafted < guessed && guesses[record.drafted] >= 0 &&
+           static_cast<std::size_t>(guesses[record.drafted]) < target.vocab_size())
+      ++record.drafted;
+    record.confidence = std::span<const float>(request.confidence).first((std::min)(request.confidence.size(), record.drafted));
+  }
+  record.draft_seconds = text.now() - begin;
+  return record;
+}
+
+/// Chooses the target's tokens behind a round's rows and counts the drafts that hold.
+template <backend_tag B, class Drafter, class Sampler, class Emit>
+std::size_t verify_round(context_of<B>& ctx, matrix_for<float, B> logits, [[maybe_unused]] Drafter& drafter, Sampler& sampler,
+                         text_in_progress<Emit>& text, std::size_t drafted, round_buffers& b) {
+  const std::span<const token_id> drafts = std::span(b.rows).subspan(1, drafted);
+  const std::span<token_id> picks = std::span(b.picks).first(drafted + 1);
+  const std::span<const token_id> with_drafts = text.with(drafts);
+  if constexpr (requires { sampler.template pick_against<B>(ctx, logits, with_drafts, drafter.proposals(), picks.data()); }) {
+    const auto& suppress = text.options().suppress;
+    if (!suppress.empty()) pointwise_ops<B>::mask(ctx, logits, {}, suppress.data(), suppress.size());
+    const std::span<const std::span<const token_probability>> proposals = drafter.proposals();
+    sampler.template pick_against<B>(ctx, logits, with_drafts, proposals.first(drafted), picks.data());
+  } else {
+    choose<B>(ctx, logits, text.options().suppress, sampler, with_drafts, picks);
+  }
+  text.without_drafts(drafted);
+  return count_accepted(drafts.data(), picks.data(), drafted);
+}
+
+}  // namespace detail
+
 /// Draft, verify, accept, commit: the text of generate(), in fewer passes of the target.
 ///
 /// With n tokens known, positions 0 … n - 2 are committed and y[n - 1] is not yet processed. A round
-///   1. lets the drafter guess d1 … dk                                                          k <= draft, tokens still wanted - 1, room
+///   1. lets the drafter guess d1 … dk                              k <= what the policy plans, tokens still wanted - 1, room
 ///   2. processes [y[n-1], d1 … dk] in one pass; row i's logits give the target's token at position n + i, for as long as d1 … di were right
 ///   3. emits the target's tokens up to and including the first that differs from its draft: m drafts and one more
 ///   4. commits the keys of what was kept and forgets the rest
-/// The drafter can change the speed, never the text. Borrows target and drafter; one thread at a time.
-template <decoding_target Target, class Drafter, sampler_for<typename Target::backend_type> Sampler = greedy>
+/// Drafter and policy can change the speed, never the text. (With ratio_sampling, for drafters that have proposals(), the distributions they drew
+/// from, one a draft, the law of the text is the target's but the text itself is not.) What the policy learned stays from text to text. Borrows target and drafter; one
+/// thread at a time.
+template <decoding_target Target, class Drafter, class Sampler = greedy, draft_length_policy Length = adaptive>
 class speculative_decoder {
   static_assert(check_drafter<Drafter, Target>());
+  using B = typename Target::backend_type;
 
  public:
   /// Errors: pair_mismatch if the drafter was made for another target.
-  speculative_decoder(Target& target, Drafter& drafter, Sampler sampler = {})
-      : target_(&target), drafter_(&drafter), sampler_(std::move(sampler)) {
+  speculative_decoder(Target& target, Drafter& drafter, Sampler sampler = Sampler(), Length length = Length())
+      : target_(&target), drafter_(&drafter), sampler_(std::move(sampler)), length_(std::move(length)) {
     if constexpr (requires { drafter.check(std::as_const(target)); }) drafter.check(std::as_const(target));
   }
 
-  /// As generate(), with up to options.draft drafts per round. Does not allocate after the prompt. Errors: those of generate(), and
-  /// argument_invalid for more drafts than the target or max_draft_length allows.
+  [[nodiscard]] const Length& length() const noexcept { return length_; }
+  /// Draws may begin anew with another seed or sequence.
+  void use(Sampler sampler) { sampler_ = std::move(sampler); }
+
+  /// As generate(). Does not allocate after the prompt. Errors: those of generate(), and argument_invalid for more drafts than the target or
+  /// max_draft_length allows.
   template <class Emit>
   generation generate(std::span<const token_id> prompt, const generate_options& options, Emit&& emit) {
-    detail::check_request(*target_, prompt, options, options.draft);
-    generation result;
-    detail::output<std::remove_reference_t<Emit>> text(options, result, emit);
-    token_id last = detail::start(*target_, prompt, options, sampler_, result.stats);
-    if (options.max_new_tokens == 0) return result;
-    const auto begin = detail::decode_clock::now();
-    bool go_on = text.push(last);
-    while (go_on && (target_->committed() < target_->max_positions() || text.finish(finish_reason::context_full)))
-      go_on = round(last, options, text, result.stats);
-    result.stats.decode_seconds = detail::seconds_since(begin);
-    return result;
+    detail::check_request(*target_, target_->committed(), prompt, options);
+    const std::size_t most = detail::most_drafts(*target_, options);
+    detail::text_in_progress<std::remove_reference_t<Emit>> text(target_->tokens(), prompt, target_->max_positions(), options, emit);
+    const std::optional<token_id> first = detail::start(*target_, prompt, text, sampler_);
+    bool go_on = first && text.push(*first);
+    while (go_on && text.may_go_on(target_->committed())) go_on = round(text, most);
+    return text.settle(*target_);
   }
 
  private:
-  /// One round; `last` goes in as y[n - 1] and comes out as the last emitted token. True if the text goes on.
+  /// One round; true if the text goes on.
   template <class Text>
-  bool round(token_id& last, const generate_options& options, Text& text, statistics& stats) {
-    const std::size_t n = target_->committed() + 1;
-    const std::size_t wanted = (std::min)({options.draft, text.left() - 1, target_->max_positions() - n});
+  bool round(Text& text, std::size_t most) {
+    most = (std::min)({most, text.left() - 1, target_->max_positions() - text.tokens().size()});
+    round_record record = detail::draft_round(std::as_const(*target_), *drafter_, sampler_, length_, text, most, buffers_);
 
-    auto begin = detail::decode_clock::now();
-    rows_[0] = last;
-    const std::span<token_id> guesses = std::span(rows_).subspan(1, wanted);
-    std::size_t k =
-        wanted == 0 ? 0 : drafter_->propose(std::as_const(*target_), draft_request{last, options.eos, options.suppress}, guesses);
-    k = usable(guesses.first((std::min)(k, wanted)));
-    stats.draft_seconds += detail::seconds_since(begin);
-
-    begin = detail::decode_clock::now();
-    target_->verify(std::span<const token_id>(rows_).first(k + 1));
-    detail::choose(*target_, options.suppress, sampler_, n, std::span(picks_).first(k + 1));
-    const std::size_t accepted = count_accepted(rows_.data() + 1, picks_.data(), k);
-    stats.verify_seconds += detail::seconds_since(begin);
+    const double begin = text.now();
+    target_->verify(std::span<const token_id>(buffers_.rows).first(record.drafted + 1));
+    record.accepted = detail::verify_round<B>(target_->context(), target_->logits(), *drafter_, sampler_, text, record.drafted, buffers_);
+    record.verify_seconds = text.now() - begin;
+    length_.record(record);
 
     bool go_on = true;
     std::size_t kept = 0;
-    while (go_on && kept <= accepted) go_on = text.push(picks_[kept++]);
+    while (go_on && kept <= record.accepted) go_on = text.push(buffers_.picks[kept++]);
     target_->commit(kept);  // y[n - 1] and the drafts that were emitted before the last token
-    ++stats.passes[k][(std::min)(accepted, kept)];
-    last = picks_[kept - 1];
+    record.accepted = (std::min)(record.accepted, kept);
+    record.emitted = kept;
+    text.count_pass(record);
     return go_on;
-  }
-
-  /// Leading guesses that are tokens at all: a user's drafter may say "none" by an id outside the vocabulary.
-  [[nodiscard]] std::size_t usable(std::span<const token_id> guesses) const noexcept {
-    std::size_t k = 0;
-    while (k < guesses.size() && guesses[k] >= 0 && static_cast<std::size_t>(guesses[k]) < target_->vocab_size()) ++k;
-    return k;
   }
 
   Target* target_;
   Drafter* drafter_;
   [[no_unique_address]] Sampler sampler_;
-  std::array<token_id, max_draft_length + 1> rows_{}, picks_{};  // [y[n-1], d1 … dk]; the target's tokens at n … n + k
+  [[no_unique_address]] Length length_;
+  detail::round_buffers buffers_;
 };
 
 }  // namespace outrider

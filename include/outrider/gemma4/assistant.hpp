@@ -106,9 +106,10 @@ class assistant {
     pre_projection_.forward(ctx, h, both, row_kind::decode);
     for (const decoder_layer<B>& layer : layers_) {
       const auto kind = static_cast<std::size_t>(layer.kind);
-      layer_keys<B, Kv> seen;
-      seen.read = keys.layers[kind];
-      seen.window = {keys.ends[kind], layer.kind == attention_kind::sliding ? c.window + 1 : key_window::unlimited};
+      std::array<attention_part<B, Kv>, 1> seen;
+      seen[0].rows = 1;
+      seen[0].read = keys.layers[kind];
+      seen[0].window = {keys.ends[kind], layer.kind == attention_kind::sliding ? c.window + 1 : key_window::unlimited};
       layer.forward(ctx, ws.block, h, {}, rope[kind], seen, row_kind::decode, no_observer{});
     }
     final_norm_.forward(ctx, z, h);

@@ -59,15 +59,6 @@ struct block_scratch {
   }
 };
 
-/// The keys and values a layer works with in one pass.
-template <class B, class Kv>
-struct layer_keys {
-  kv_view<Kv, space_of<B>> own;         // written at first … ; null blocks if the layer shares those of another
-  kv_view<const Kv, space_of<B>> read;  // its own, its donor's, or (drafter) the target's
-  std::size_t first = 0;                // position of row 0
-  key_window window;
-};
-
 /// One Gemma 4 decoder layer, of a target or an assistant. The forward below is the model; everything else in this file finds its weights.
 template <class B>
 struct decoder_layer {
@@ -82,6 +73,7 @@ struct decoder_layer {
 
   std::size_t index = 0;
   attention_kind kind = attention_kind::sliding;
+  bool owns_kv = false;  // else it reads the keys and values of another layer
   norm<B> input_norm, post_attention_norm, pre_mlp_norm, post_mlp_norm;
   attention<B> self_attention;
   mlp<B> dense;
@@ -89,22 +81,22 @@ struct decoder_layer {
   std::optional<per_layer_branch> per_layer;
   float layer_scalar = 1;
 
-  /// h [m, H] in place; ple [m, P] are this layer's inputs (ignored without that branch).
+  /// h [m, H] in place; ple [m, P] are this layer's inputs (ignored without that branch); keys: a list of attention_part for the m rows.
   ///   h ← h + norm(Attention(norm(h)))
   ///   h ← h + norm(MLP(norm(h)))                                     or, with experts, h + norm(norm(MLP(norm(h))) + norm(MoE(h)))
   ///   h ← h + norm(Wp (gelu_tanh(Wg h) ⊙ ple))                       with per-layer embeddings
   ///   h ← h · layer_scalar                                           the whole stream
-  template <class Kv, class Observer>
+  template <class Parts, class Observer>
   void forward(context_of<B>& ctx, block_scratch<B>& s, matrix_for<float, B> h, matrix_for<const float, B> ple, const rope_rows<B>& rope,
-               const layer_keys<B, Kv>& keys, row_kind rows, Observer&& observe) const {
+               const Parts& keys, row_kind rows, Observer&& observe) const {
     using pointwise = pointwise_ops<B>;
     const std::size_t m = h.rows, width = h.cols;
     const auto normed = s.normed.view(m, width), branch = s.branch.view(m, width);
 
     input_norm.forward(ctx, normed, h);
     product_rows<B> attended = s.products.rows(normed);
-    if (keys.own.blocks) self_attention.append(ctx, s.attention, keys.own, attended, rope, keys.first, rows);
-    self_attention.template attend<Kv>(ctx, s.attention, branch, attended, rope, keys.read, keys.window, rows);
+    if (owns_kv) self_attention.append(ctx, s.attention, keys, attended, rope, rows);
+    self_attention.attend(ctx, s.attention, branch, keys, attended, rope, rows);
     observe(stage::attention_output, index, branch);
     post_attention_norm.forward(ctx, branch, branch);
     pointwise::add(ctx, h, h, branch);
@@ -158,6 +150,7 @@ decoder_layer<B> load_layer(weight_store<B>& store, const std::string& prefix, c
   decoder_layer<B> layer;
   layer.index = i;
   layer.kind = c.layers[i];
+  layer.owns_kv = c.owns_kv(i);
   layer.input_norm = norm_at("input_layernorm", H);
   layer.post_attention_norm = norm_at("post_attention_layernorm", H);
   layer.pre_mlp_norm = norm_at("pre_feedforward_layernorm", H);
@@ -172,7 +165,7 @@ decoder_layer<B> load_layer(weight_store<B>& store, const std::string& prefix, c
   a.q_proj = linear_at("self_attn.q_proj", c.heads * head_dim, H);
   a.o_proj = linear_at("self_attn.o_proj", H, c.heads * head_dim);
   a.q_norm = norm_at("self_attn.q_norm", head_dim);
-  if (c.owns_kv(i)) {
+  if (layer.owns_kv) {
     a.k_proj = linear_at("self_attn.k_proj", kv_heads * head_dim, H);
     if (!a.k_eq_v) a.v_proj = linear_at("self_attn.v_proj", kv_heads * head_dim, H);
     a.k_norm = norm_at("self_attn.k_norm", head_dim);

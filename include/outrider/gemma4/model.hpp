@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstddef>
@@ -27,7 +28,19 @@ struct forward_result {
   matrix_for<const float, B> hidden;  // [wanted, H], after the final norm: what the drafter reads
 };
 
-/// Everything a pass writes besides keys and values; sized once for `max_rows` rows of which up to `max_wanted` get logits. One pass at a time.
+/// The rows of one sequence in a pass over several.
+template <backend_tag B, class Kv>
+struct batch_part {
+  kv_cache<B, Kv>* cache = nullptr;
+  std::size_t rows = 0;    // of the pass, behind those of the parts before
+  std::size_t wanted = 0;  // the last so many of them yield logits and hidden states; at most rows
+
+  /// The position of the first of the last `count` rows, when they are pending.
+  [[nodiscard]] std::size_t position_of_last(std::size_t count) const noexcept { return cache->committed() + cache->pending() - count; }
+};
+
+/// Everything a pass writes besides keys and values; sized once for `max_rows` rows, of all its sequences together, of which up to
+/// `max_wanted` get logits. One pass at a time.
 template <class B>
 struct workspace {
   matrix<std::int32_t, host_space> positions;
@@ -113,15 +126,30 @@ class model {
   template <class Kv, class Observer = no_observer>
   forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, kv_cache<B, Kv>& cache, std::span<const token_id> tokens,
                             std::size_t wanted, row_kind rows, Observer&& observe = {}) const {
+    const batch_part<B, Kv> whole{&cache, tokens.size(), wanted};
+    return forward(ctx, ws, std::span(&whole, 1), tokens, rows, observe);
+  }
+
+  /// The same over rows of several sequences, in the order of `parts`: every weight is read once for all of them, and each sequence has its
+  /// own positions, keys and number of rows, which may be 0. The wanted rows of all parts follow one another in the result. A row's results
+  /// have the bits of a pass over its sequence alone (for row_kind::decode). An observer sees all rows, from the first layer that shares keys
+  /// on the wanted ones only. Nothing is allocated where the caches have room.
+  /// Preconditions: as above for every part and for the sums; tokens has the rows of all parts; no cache is there twice.
+  /// Errors, before anything is written or pending in any cache: context_full, argument_invalid, out_of_memory from a cache.
+  template <class Kv, class Observer = no_observer>
+  forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, std::span<const batch_part<B, Kv>> parts,
+                            std::span<const token_id> tokens, row_kind rows, Observer&& observe = {}) const {
     const text_config& c = config_;
-    const std::size_t m = tokens.size(), first = cache.committed() + cache.pending();
-    cache.extend(m);
+    const std::size_t m = tokens.size();
+    std::size_t wanted = 0;
+    for (const auto& part : parts) {
+      part.cache->prepare(part.rows);
+      wanted += part.wanted;
+    }
+    for (const auto& part : parts) part.cache->extend(part.rows);
 
-    const auto positions = ws.positions.first_rows(m);
-    for (std::size_t r = 0; r < m; ++r) positions(r, 0) = static_cast<std::int32_t>(first + r);
-    std::array<rope_rows<B>, 2> rope;
-    for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, positions.data, m, frequencies_[kind]);
-
+    bool wanted_only = false;
+    std::array<rope_rows<B>, 2> rope = rotations(ctx, ws, parts, wanted_only);
     auto h = ws.stream.view(m, c.hidden_size);
     embed_tokens_.forward(ctx, h, tokens.data());
     observe(stage::embedding, 0, h);
@@ -131,29 +159,25 @@ class model {
       observe(stage::per_layer_inputs, 0, per_layer);
     }
 
-    // From the first sharing layer on no keys are written any more, so rows that nobody wants can stop there.
-    key_window causal{first + 1, key_window::unlimited};
     for (std::size_t i = 0; i < c.layer_count(); ++i) {
+      // From the first sharing layer on no keys are written any more, so rows that nobody wants can stop there.
       if (i == c.first_shared() && wanted != m) {
-        h = h.last_rows(wanted);
-        per_layer = per_layer.last_rows(wanted);
-        for (rope_rows<B>& table : rope) table = table.last_rows(wanted);
-        causal.first_end += m - wanted;
         if (wanted == 0) break;
+        wanted_only = true;
+        h = wanted_rows(ctx, h, parts);
+        per_layer = wanted_rows(ctx, per_layer, parts);
+        rope = rotations(ctx, ws, parts, wanted_only);
       }
       const attention_kind kind = c.layers[i];
-      layer_keys<B, Kv> keys;
-      if (c.owns_kv(i)) keys.own = cache.layer(i);
-      keys.read = cache.layer(c.owns_kv(i) ? i : c.donor(kind));
-      keys.first = first;
-      keys.window = {causal.first_end, kind == attention_kind::sliding ? c.window : key_window::unlimited};
+      const layer_parts<Kv> keys{parts, c.owns_kv(i) ? i : c.donor(kind),
+                                 kind == attention_kind::sliding ? c.window : key_window::unlimited, wanted_only};
       layers_[i].forward(ctx, ws.block, h, per_layer.slice_cols(i * c.ple_width, c.ple_width), rope[static_cast<std::size_t>(kind)], keys,
                          rows, observe);
     }
 
     const auto hidden = ws.hidden.view(wanted, c.hidden_size), logits = ws.logits.view(wanted, c.vocab_size);
     if (wanted != 0) {
-      final_norm_.forward(ctx, hidden, h.last_rows(wanted));
+      final_norm_.forward(ctx, hidden, wanted_only ? h : wanted_rows(ctx, h, parts));
       product_rows<B> heard = ws.products.rows(hidden);
       head_.forward(ctx, logits, heard);
     }
@@ -164,6 +188,56 @@ class model {
   void embed(context_of<B>& ctx, matrix_for<float, B> out, const token_id* id) const noexcept { embed_tokens_.forward(ctx, out, id); }
 
  private:
+  /// What the parts of a pass write and read in one layer, each made when it is asked for: there is no list of them to keep.
+  template <class Kv>
+  struct layer_parts {
+    std::span<const batch_part<B, Kv>> parts;
+    std::size_t layer;  // whose keys are read: itself or its donor
+    std::size_t width;  // of the windows
+    bool wanted_only;   // the other rows have stopped
+
+    [[nodiscard]] std::size_t size() const noexcept { return parts.size(); }
+    [[nodiscard]] attention_part<B, Kv> operator[](std::size_t p) const noexcept {
+      const batch_part<B, Kv>& part = parts[p];
+      const std::size_t rows = wanted_only ? part.wanted : part.rows, first = part.position_of_last(rows);
+      const auto view = part.cache->layer(layer);
+      return {rows, first, view, view, {first + 1, width}};
+    }
+  };
+
+  /// The rotations of all rows of a pass, or of the wanted ones.
+  template <class Kv>
+  std::array<rope_rows<B>, 2> rotations(context_of<B>& ctx, workspace<B>& ws, std::span<const batch_part<B, Kv>> parts,
+                                        bool wanted_only) const noexcept {
+    const auto positions = ws.positions.view();
+    std::size_t row = 0;
+    for (const auto& part : parts) {
+      const std::size_t rows = wanted_only ? part.wanted : part.rows, first = part.position_of_last(rows);
+      for (std::size_t r = 0; r < rows; ++r) positions(row++, 0) = static_cast<std::int32_t>(first + r);
+    }
+    std::array<rope_rows<B>, 2> rope;
+    for (std::size_t kind = 0; kind < 2; ++kind) rope[kind] = ws.rope[kind].fill(ctx, positions.data, row, frequencies_[kind]);
+    return rope;
+  }
+
+  /// The wanted rows of x, which has all rows of a pass: those of the first part where they are, those of the others moved up to them.
+  template <class Kv>
+  static matrix_for<float, B> wanted_rows(context_of<B>& ctx, matrix_for<float, B> x, std::span<const batch_part<B, Kv>> parts) noexcept {
+    const std::size_t begin = parts.front().rows - parts.front().wanted;
+    std::size_t from = 0, to = begin;
+    for (const auto& part : parts) {
+      from += part.rows - part.wanted;
+      for (std::size_t left = part.wanted; left != 0;) {
+        const std::size_t count = from == to ? left : (std::min)(left, from - to);  // a copy must not overlap what it reads
+        if (from != to) pointwise_ops<B>::copy(ctx, x.slice_rows(to, count), x.slice_rows(from, count));
+        from += count;
+        to += count;
+        left -= count;
+      }
+    }
+    return x.slice_rows(begin, to - begin);
+  }
+
   static std::string prefix_of(const io::tensor_set& tensors) {
     for (const char* prefix : {"model.language_model.", "model."})
       if (tensors.find(std::string(prefix) + "embed_tokens.weight")) return prefix;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "outrider/error.hpp"
 #include "outrider/gemma4/assistant.hpp"
@@ -46,13 +47,19 @@ class session {
   [[nodiscard]] std::size_t max_positions() const noexcept { return cache_.max_positions(); }
   /// Positions whose keys are committed: 0 … committed() - 1.
   [[nodiscard]] std::size_t committed() const noexcept { return cache_.committed(); }
+  /// The tokens at these positions.
+  [[nodiscard]] std::span<const token_id> tokens() const noexcept { return std::span(tokens_).first(committed()); }
   [[nodiscard]] const kv_cache<B, Kv>& cache() const noexcept { return cache_; }
 
   /// Takes the memory that `positions` positions need, so that no later call allocates. Errors: context_full, out_of_memory.
-  void reserve(std::size_t positions) { cache_.reserve(positions); }
+  void reserve(std::size_t positions) {
+    cache_.reserve(positions);
+    tokens_.reserve(positions + options_.max_draft + 1);
+  }
   /// Starts an empty sequence; memory is kept.
   void clear() noexcept {
     cache_.clear();
+    tokens_.clear();
     result_ = {};
   }
   /// Goes back to the first `positions` committed tokens, as if the others had never been: what follows is the text of a new session that was
@@ -61,23 +68,34 @@ class session {
   /// kv_cache::truncate; options.max_rewind tokens can always be taken back, counted from the furthest length so far.
   bool truncate(std::size_t positions) noexcept {
     if (!cache_.truncate(positions)) return false;
+    tokens_.resize(positions);
     result_ = {};
     return true;
   }
 
-  /// Processes and commits tokens, a chunk per pass. logits() and hidden() are then one row, that of the last token.
+  /// Processes and commits tokens, a chunk per pass. logits() and hidden() are then one row, that of the last token. Between two chunks
+  /// go_on() is asked: if it says no, the chunks so far stay committed, logits() and hidden() are nothing, and the answer is false.
   /// Precondition: at least one token, all in [0, V). Errors, before anything is written: context_full, out_of_memory.
-  void prefill(std::span<const token_id> tokens) {
-    cache_.rollback();
+  template <class GoOn>
+  bool prefill(std::span<const token_id> tokens, GoOn&& go_on) {
+    forget_pending();
     reserve(committed() + tokens.size());
+    result_ = {};
     for (std::size_t begin = 0; begin < tokens.size();) {
+      if (!go_on()) return false;
       const std::size_t m = (std::min)(options_.prompt_chunk, tokens.size() - begin);
       const std::size_t wanted = begin + m == tokens.size() ? 1 : 0;
-      result_ = model_->forward(*ctx_, workspace_, cache_, tokens.subspan(begin, m), wanted, row_kind::prompt);
+      const auto chunk = tokens.subspan(begin, m);
+      result_ = model_->forward(*ctx_, workspace_, cache_, chunk, wanted, row_kind::prompt);
       cache_.commit(m);
+      tokens_.insert(tokens_.end(), chunk.begin(), chunk.end());
       begin += m;
     }
     last_row_ = 0;
+    return true;
+  }
+  void prefill(std::span<const token_id> tokens) {
+    prefill(tokens, [] { return true; });
   }
 
   /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a row for each token.
@@ -85,14 +103,16 @@ class session {
     if (tokens.empty() || tokens.size() > max_draft() + 1)
       throw error(error_code::argument_invalid, "outrider: a pass over " + std::to_string(tokens.size()) +
                                                     " tokens, this session verifies 1 to " + std::to_string(max_draft() + 1));
-    cache_.rollback();
+    forget_pending();
     result_ = model_->forward(*ctx_, workspace_, cache_, tokens, tokens.size(), row_kind::decode);
+    tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
     last_row_ = tokens.size() - 1;
   }
   /// Keeps the keys of the first `rows` >= 1 tokens of the last verify() and forgets the others; hidden() is then the last kept row.
   void commit(std::size_t rows) {
     if (rows == 0) throw error(error_code::argument_invalid, "outrider: 0 rows to commit; the token a pass begins with is always kept");
     cache_.commit(rows);
+    tokens_.resize(committed());
     last_row_ = rows - 1;
   }
 
@@ -115,6 +135,10 @@ class session {
   void embed(matrix_for<float, B> out, token_id id) const noexcept { model_->embed(*ctx_, out, &id); }
 
  private:
+  void forget_pending() noexcept {
+    cache_.rollback();
+    tokens_.resize(committed());
+  }
   static session_options checked(session_options options) {
     const auto refuse = [](const char* what, std::size_t found, std::size_t least, std::size_t most) {
       if (found < least || found > most)
@@ -135,6 +159,7 @@ class session {
   session_options options_;
   workspace<B> workspace_;
   kv_cache<B, Kv> cache_;
+  std::vector<token_id> tokens_;  // of the committed positions, then of the pending ones
   forward_result<B> result_;
   std::size_t last_row_ = 0;
 };

@@ -1,6 +1,8 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <cstddef>
+#include <type_traits>
+#include <utility>
 
 #include "outrider/core/kv_view.hpp"
 #include "outrider/layers/linear.hpp"
@@ -22,8 +24,21 @@ struct attention_scratch {
       : q(max_rows, q_cols), k(max_rows, kv_cols), v(max_rows, kv_cols), mixed(max_rows, q_cols), products(max_rows, q_cols) {}
 };
 
+/// What some rows of a pass, those of one sequence, write and read in one layer. A pass over several sequences has several of these one after
+/// the other; attention takes them as any list with size() and operator[], in the order of the rows.
+template <class B, class Kv>
+struct attention_part {
+  using element_type = Kv;
+
+  std::size_t rows = 0;
+  std::size_t first = 0;                // position of the first of these rows
+  kv_view<Kv, space_of<B>> own;         // written at first … ; not used by layers that share the keys of another
+  kv_view<const Kv, space_of<B>> read;  // the layer's own, those it shares, or (drafter) the target's
+  key_window window;                    // what these rows see, counted from the first of them
+};
+
 /// Grouped-query attention with normed heads:  out = Wo · attend(rope(norm(Wq x)), keys, values).
-/// Keys and values live in a cache: this layer's own (append first), or the one of an earlier layer that it shares.
+/// Keys and values live in caches, one a sequence: this layer's own (append first), or those of an earlier layer that it shares.
 template <class B>
 struct attention {
   linear<B> q_proj;          // [heads · head_dim, H]
@@ -33,11 +48,11 @@ struct attention {
   std::size_t heads = 0, kv_heads = 0, head_dim = 0;
   bool k_eq_v = false;  // values start from the raw key projection; v_proj is unused
 
-  /// Projects x [m, H] (normed) to keys and values and writes them to `cache` at positions first … first + m - 1:
+  /// Projects x [m, H] (normed) to keys and values and writes them to the caches of `parts`, whose rows are those of x:
   /// k = rope(norm(Wk x) · k_norm), v = norm(Wv x) without weight or rotation.
-  template <class Kv>
-  void append(context_of<B>& ctx, attention_scratch<B>& s, kv_view<Kv, space_of<B>> cache, product_rows<B>& x, const rope_rows<B>& rope,
-              std::size_t first, row_kind kind) const noexcept {
+  template <class Parts>
+  void append(context_of<B>& ctx, attention_scratch<B>& s, const Parts& parts, product_rows<B>& x, const rope_rows<B>& rope,
+              row_kind kind) const noexcept {
     const auto k = s.k.view(x.count(), kv_heads * head_dim), v = s.v.view(x.count(), kv_heads * head_dim);
     k_proj.forward(ctx, k, x, kind);
     if (k_eq_v)
@@ -47,21 +62,38 @@ struct attention {
     k_norm.forward(ctx, k.split_cols(head_dim), k.split_cols(head_dim));
     rope.apply(ctx, k.split_cols(head_dim));
     norm<B>{nullptr, k_norm.eps}.forward(ctx, v.split_cols(head_dim), v.split_cols(head_dim));
-    attention_ops<B, Kv>::append(ctx, cache, k, v, first);
+    std::size_t row = 0;
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const auto& part = parts[p];
+      attention_ops<B, element_of<Parts>>::append(ctx, part.own, k.slice_rows(row, part.rows), v.slice_rows(row, part.rows), part.first);
+      row += part.rows;
+    }
+    OUTRIDER_ASSERT(row == x.count());
   }
 
-  /// out [m, H] from x [m, H] (normed), over the keys of `cache` that `window` lets each row see.
-  template <class Kv>
-  void attend(context_of<B>& ctx, attention_scratch<B>& s, matrix_for<float, B> out, product_rows<B>& x, const rope_rows<B>& rope,
-              kv_view<const Kv, space_of<B>> cache, key_window window, row_kind kind) const noexcept {
+  /// out [m, H] from x [m, H] (normed), over the keys of each part's `read` that its window lets its rows see.
+  template <class Parts>
+  void attend(context_of<B>& ctx, attention_scratch<B>& s, matrix_for<float, B> out, const Parts& parts, product_rows<B>& x,
+              const rope_rows<B>& rope, row_kind kind) const noexcept {
     const auto q = s.q.view(x.count(), heads * head_dim), mixed = s.mixed.view(x.count(), heads * head_dim);
     q_proj.forward(ctx, q, x, kind);
     q_norm.forward(ctx, q.split_cols(head_dim), q.split_cols(head_dim));
     rope.apply(ctx, q.split_cols(head_dim));
-    attention_ops<B, Kv>::attend(ctx, mixed, q, cache, window);
+    std::size_t row = 0;
+    for (std::size_t p = 0; p < parts.size(); ++p) {
+      const auto& part = parts[p];
+      attention_ops<B, element_of<Parts>>::attend(ctx, mixed.slice_rows(row, part.rows), q.slice_rows(row, part.rows), part.read,
+                                                  part.window);
+      row += part.rows;
+    }
+    OUTRIDER_ASSERT(row == x.count());
     product_rows<B> mixed_rows = s.products.rows(mixed);
     o_proj.forward(ctx, out, mixed_rows, kind);
   }
+
+ private:
+  template <class Parts>
+  using element_of = typename std::remove_cvref_t<decltype(std::declval<const Parts&>()[0])>::element_type;
 };
 
 }  // namespace outrider

@@ -2,12 +2,14 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "outrider/backend/traits.hpp"
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/extents.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/space.hpp"
@@ -40,7 +42,13 @@ struct kv_layer_shape {
 /// goes on behind n sees n − W − 1 … n − 1 of them: n >= E − R + W + 1 will do. `max_rewind` more slots, R = W + max_rows + max_rewind, make
 /// sure of the last max_rewind committed positions, as at most max_rows − 1 rejected rows lie behind them.
 ///
-/// Movable; a view of layer() stays valid until the cache's memory dies, across growth and moves. One thread at a time.
+/// fork() makes a second sequence with the same committed positions. Both share the blocks of full layers that these fill; a cache that is
+/// about to write into a shared block, because it went back to before the fork, takes a copy of it first. A partly filled block and the
+/// rings are copied at the fork, so it costs these and no more, however long the sequence is.
+///
+/// Movable; a view of layer() stays valid until the cache's memory dies, across growth, moves and forks: what a table names is exchanged in
+/// reserve() and extend(), before a pass writes. One thread at a time, for a cache together with all its forks and theirs: nothing guards
+/// the blocks they share.
 template <backend_tag B, class Kv>
 class kv_cache {
   static_assert(host_accessible<space_of<B>>, "outrider: kv_cache fills its block tables on the host, this backend's memory is elsewhere");
@@ -52,7 +60,7 @@ class kv_cache {
 
   /// max_rows: most positions that may be pending at once, max(prompt chunk, max_draft + 1). max_positions: limit of the sequence.
   /// max_rewind: committed positions that truncate() can always take back. Rings are allocated here (no longer than max_positions), blocks of full layers by reserve().
-  /// Throws argument_invalid if a count other than `window` is 0, out_of_memory.
+  /// Throws argument_invalid if a count other than `window` is 0 or heads do not consist of whole blocks of Kv, out_of_memory.
   kv_cache(std::span<const kv_layer_shape> layers, std::size_t max_rows, std::size_t max_positions, std::size_t max_rewind = 0)
       : max_rows_(max_rows), max_positions_(max_positions) {
     if (max_rows == 0 || max_positions == 0)
@@ -61,12 +69,16 @@ class kv_cache {
     table_rows_ = (max_positions - 1) / block_rows + 1;
     table_ = matrix<Kv*, host_space>(layers.size(), table_rows_);
     layers_.reserve(layers.size());
-    memory_.reserve(layers.size());
+    rings_.reserve(layers.size());
     for (const kv_layer_shape& shape : layers) {
       if (shape.heads == 0 || shape.head_dim == 0)
         throw error(error_code::argument_invalid, "outrider: cache layer " + std::to_string(layers_.size()) + " has " +
                                                       std::to_string(shape.heads) + " heads of size " + std::to_string(shape.head_dim) +
                                                       "; both must be at least 1");
+      if (shape.head_dim % elements_of<Kv> != 0)
+        throw error(error_code::argument_invalid,
+                    "outrider: cache layer " + std::to_string(layers_.size()) + " has heads of size " + std::to_string(shape.head_dim) +
+                        ", keys and values stored in blocks need a multiple of " + std::to_string(elements_of<Kv>));
       Kv** const table = table_of(layers_.size());
       if (shape.window == 0) {
         const auto sum = checked_add(growth_, elements(shape, block_rows));
@@ -77,11 +89,11 @@ class kv_cache {
         const auto seen = checked_add(shape.window, max_rows), held = seen ? checked_add(*seen, max_rewind) : seen;
         const std::size_t rows = (std::min)(held.value_or(max_positions), max_positions);
         windows_.push_back({shape.window, rows});
-        table[0] = memory_.emplace_back(elements(shape, rows)).data();
+        table[0] = rings_.emplace_back(elements(shape, rows)).data();
         layers_.push_back({table, rows, rows, shape.heads, shape.head_dim});
       }
     }
-    if (growth_ != 0) memory_.reserve(memory_.size() + table_rows_);
+    if (growth_ != 0) blocks_.reserve(table_rows_);
   }
 
   kv_cache(kv_cache&&) noexcept = default;  // the source may then be destroyed or assigned to, nothing else
@@ -94,40 +106,60 @@ class kv_cache {
   [[nodiscard]] std::size_t max_rows() const noexcept { return max_rows_; }
   [[nodiscard]] std::size_t max_positions() const noexcept { return max_positions_; }
   [[nodiscard]] std::size_t layer_count() const noexcept { return layers_.size(); }
-  /// Bytes of keys and values held, used or not.
+  /// Bytes of keys and values held, used or not; a block that forks share counts in each of them, see shared_bytes().
   [[nodiscard]] std::size_t bytes() const noexcept {
     std::size_t sum = 0;
-    for (const auto& piece : memory_) sum += piece.size() * sizeof(Kv);
-    return sum;
+    for (const auto& slots : rings_) sum += slots.size() * sizeof(Kv);
+    return sum + blocks_.size() * growth_ * sizeof(Kv);
+  }
+  /// How many of bytes() lie in blocks that another cache holds as well: bytes() − shared_bytes() are this cache's alone.
+  [[nodiscard]] std::size_t shared_bytes() const noexcept {
+    return static_cast<std::size_t>(std::count_if(blocks_.begin(), blocks_.end(), is_shared)) * growth_ * sizeof(Kv);
   }
 
-  /// Makes room for positions 0 … positions − 1: the only call after construction that allocates, at most once. Existing bytes and views
-  /// stay. Throws context_full beyond max_positions, out_of_memory; the cache is then unchanged.
+  /// Another sequence with the same committed positions, and the limits of this one. What is pending here is not in it; the room it has is
+  /// that of its positions, see reserve(). It goes back as far as this cache does. Throws out_of_memory.
+  [[nodiscard]] kv_cache fork() const { return kv_cache(*this); }
+
+  /// Makes room for positions 0 … positions − 1, with copies of the shared blocks among them that will be written: no extend() up to there
+  /// allocates then, unless fork() or truncate() comes between. Existing bytes and views stay. Throws
+  /// context_full beyond max_positions, out_of_memory; the cache is then unchanged.
   void reserve(std::size_t positions) {
     if (positions > max_positions_)
       throw error(error_code::context_full, "outrider: the sequence would have " + std::to_string(positions) +
                                                 " positions, its cache is limited to " + std::to_string(max_positions_));
-    const std::size_t needed = divide_up(positions, block_rows);
-    if (needed <= blocks_held_ || growth_ == 0) return;
-    const auto size = checked_multiply(growth_, needed - blocks_held_);
-    if (!size) throw too_large();
-    // One piece holds the new blocks of all layers, so that there is no state between none and all. Its place in memory_ is reserved.
-    Kv* next = memory_.emplace_back(*size).data();
-    for (; blocks_held_ < needed; ++blocks_held_)
-      for (std::size_t i = 0; i < layers_.size(); ++i) {
-        if (layers_[i].ring_rows != 0) continue;
-        table_of(i)[blocks_held_] = next;
-        next += 2 * layers_[i].heads * block_rows * layers_[i].head_dim;
-      }
+    if (growth_ == 0) return;
+    const std::size_t needed = divide_up(positions, block_rows), open = committed_ / block_rows;  // blocks before `open` are never written
+    const std::size_t held = (std::min)(needed, blocks_.size());
+    std::size_t missing = needed - held;
+    for (std::size_t b = open; b < held; ++b) missing += is_shared(blocks_[b]) ? 1u : 0u;
+    if (missing == 0) return;
+    // All memory is taken before anything is changed, so that there is no state between none and all. Places in blocks_ are reserved. What a
+    // shared block holds behind the committed positions is never needed: it was written before the fork, by what has been given up since.
+    std::vector<block> fresh;
+    fresh.reserve(missing);
+    while (fresh.size() < missing) fresh.push_back(std::make_shared<buffer<Kv, space_of<B>>>(growth_));
+    auto next = fresh.begin();
+    for (std::size_t b = open; b < needed; ++b) {
+      if (b < held && !is_shared(blocks_[b])) continue;
+      if (b < held && b * block_rows < committed_) copy(*blocks_[b], **next);
+      put(b, std::move(*next++));
+    }
+  }
+
+  /// Does what extend(rows) can fail at and opens nothing, so that several caches can be extended together, all of them or none. Throws as
+  /// extend() does; if not, extend(rows) will not throw.
+  void prepare(std::size_t rows) {
+    if (rows > max_rows_ - pending_)
+      throw error(error_code::argument_invalid, "outrider: " + std::to_string(rows) + " more rows with " + std::to_string(pending_) +
+                                                    " pending, the cache was made for " + std::to_string(max_rows_) + " a pass");
+    reserve(committed_ + pending_ + rows);
   }
 
   /// Opens `rows` more pending positions behind the last one, with reserve() if need be; their bytes are whatever was there before.
   /// Throws argument_invalid if more than max_rows would be pending, context_full beyond max_positions, out_of_memory; the cache is then unchanged.
   void extend(std::size_t rows) {
-    if (rows > max_rows_ - pending_)
-      throw error(error_code::argument_invalid, "outrider: " + std::to_string(rows) + " more rows with " + std::to_string(pending_) +
-                                                    " pending, the cache was made for " + std::to_string(max_rows_) + " a pass");
-    reserve(committed_ + pending_ + rows);
+    prepare(rows);
     pending_ += rows;
     furthest_ = (std::max)(furthest_, committed_ + pending_);
   }
@@ -144,8 +176,12 @@ class kv_cache {
   /// Forgets all pending positions.
   void rollback() noexcept { pending_ = 0; }
 
-  /// An empty sequence; the memory is kept.
-  void clear() noexcept { committed_ = pending_ = furthest_ = 0; }
+  /// An empty sequence; the memory is kept, but for blocks that other caches hold too.
+  void clear() noexcept {
+    committed_ = pending_ = furthest_ = 0;
+    std::erase_if(blocks_, is_shared);
+    for (std::size_t b = 0; b < blocks_.size(); ++b) name(b);
+  }
 
   /// Goes back to the first `positions` committed positions and forgets the others, and what is pending. True if all that the positions
   /// behind them and a drafter see is still held: for all of them or none; without sliding layers or while no ring is full; and, after a
@@ -167,12 +203,63 @@ class kv_cache {
   [[nodiscard]] const_view layer(std::size_t index) const noexcept { return layers_[index]; }
 
  private:
+  using block = std::shared_ptr<buffer<Kv, space_of<B>>>;  // one block of every full layer, in order
+
+  /// fork()
+  kv_cache(const kv_cache& other)
+      : max_rows_(other.max_rows_),
+        max_positions_(other.max_positions_),
+        committed_(other.committed_),
+        furthest_(other.furthest_),
+        windows_(other.windows_),
+        growth_(other.growth_),
+        table_rows_(other.table_rows_),
+        table_(other.table_.rows(), other.table_.cols()),
+        layers_(other.layers_) {
+    rings_.reserve(other.rings_.size());
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      layers_[i].blocks = table_of(i);
+      if (layers_[i].ring_rows == 0) continue;
+      const auto& slots = other.rings_[rings_.size()];
+      copy(slots, rings_.emplace_back(slots.size()));
+      table_of(i)[0] = rings_.back().data();
+    }
+    if (growth_ == 0) return;
+    blocks_.reserve(table_rows_);
+    const std::size_t full = committed_ / block_rows;
+    for (std::size_t b = 0; b < full; ++b) put(b, other.blocks_[b]);
+    if (committed_ % block_rows == 0) return;
+    put(full, std::make_shared<buffer<Kv, space_of<B>>>(growth_));
+    copy(*other.blocks_[full], *blocks_[full]);
+  }
+
+  static void copy(const buffer<Kv, space_of<B>>& from, buffer<Kv, space_of<B>>& to) noexcept {
+    std::copy_n(from.data(), from.size(), to.data());
+  }
+  [[nodiscard]] static bool is_shared(const block& b) noexcept { return b.use_count() > 1; }
+  /// Makes `memory` block b, which is held already or the next one.
+  void put(std::size_t b, block memory) noexcept {
+    if (b < blocks_.size())
+      blocks_[b] = std::move(memory);
+    else
+      blocks_.push_back(std::move(memory));
+    name(b);
+  }
+  /// Enters block b in the tables of the layers.
+  void name(std::size_t b) noexcept {
+    Kv* next = blocks_[b]->data();
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      if (layers_[i].ring_rows != 0) continue;
+      table_of(i)[b] = next;
+      next += 2 * layers_[i].heads * block_rows * layers_[i].stride();
+    }
+  }
   [[nodiscard]] static error too_large() {
     return {error_code::out_of_memory, "outrider: the keys and values of the cache do not fit into an address"};
   }
-  /// Elements of a block of `rows` slots, keys and values.
+  /// Stored objects of a block of `rows` slots, keys and values.
   [[nodiscard]] static std::size_t elements(const kv_layer_shape& shape, std::size_t rows) {
-    const auto width = checked_multiply(shape.heads, shape.head_dim);
+    const auto width = checked_multiply(shape.heads, shape.head_dim / elements_of<Kv>);
     const auto both = width ? checked_multiply(*width, 2) : width;
     const auto size = both ? checked_multiply(*both, rows) : both;
     if (!size) throw too_large();
@@ -185,13 +272,14 @@ class kv_cache {
   };
 
   std::size_t max_rows_, max_positions_, committed_ = 0, pending_ = 0;
-  std::size_t furthest_ = 0;   // the end of the last position that was ever pending: later slots of the rings are as they were
-  std::vector<ring> windows_;  // of the sliding layers
-  std::size_t growth_ = 0, blocks_held_ = 0;     // elements of one more block in every full layer; such blocks so far
-  std::size_t table_rows_ = 0;                   // blocks a full layer has at max_positions
-  matrix<Kv*, host_space> table_;                // [layers, table_rows_], never moves in memory: views point into it
-  std::vector<view> layers_;                     // handed out by layer()
-  std::vector<buffer<Kv, space_of<B>>> memory_;  // rings, then what each reserve() added
+  std::size_t furthest_ = 0;       // the end of the last position that was ever pending: later slots of the rings are as they were
+  std::vector<ring> windows_;      // of the sliding layers
+  std::size_t growth_ = 0;         // objects of one more block in every full layer
+  std::size_t table_rows_ = 0;     // blocks a full layer has at max_positions
+  matrix<Kv*, host_space> table_;  // [layers, table_rows_], never moves in memory: views point into it
+  std::vector<view> layers_;       // handed out by layer()
+  std::vector<buffer<Kv, space_of<B>>> rings_;  // of the sliding layers
+  std::vector<block> blocks_;                   // of the full ones
 };
 
 }  // namespace outrider

@@ -17,6 +17,7 @@
 #include "outrider/backend/highway/compat-inl.h"
 #include "outrider/backend/highway/kernel_table.hpp"
 #include "outrider/backend/highway/linear-inl.h"
+#include "outrider/core/blocks.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/view.hpp"
 
@@ -56,13 +57,56 @@ HWY_NOINLINE inline float weigh(float* score, std::size_t begin, std::size_t end
   return fade;
 }
 
-/// Vectors of a value added at a time for up to few_rows queries; for more, many_streams.
-constexpr std::size_t few_width = HWY_CAP_GE512 ? 6 : 2;
+/// Vectors of a value added at a time by MR queries. Of blocks whole ones or such parts as fill one, so that a scale is read once.
+template <std::size_t MR, class Kv>
+constexpr std::size_t width_of = !HWY_CAP_GE512     ? 2
+                                 : block_format<Kv> ? (MR > few_rows ? 2 : 4)
+                                                    : (MR > few_rows ? many_streams : 6);
 
-/// out[i][0 … width·lanes - 1] += Σ_j weight[i][j] · values[j·d + …], j ascending. Asks for what lies `ahead` bytes from the values.
+/// A half in every lane, exactly: where Highway has no instruction for it, its own conversion takes NaN for a number.
+HWY_INLINE vec broadcast(f16 value) {
+#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2)
+  const hn::Rebind<std::uint16_t, floats> narrow;
+  const hn::Rebind<hwy::float16_t, floats> half;
+  return hn::PromoteTo(floats(), hn::BitCast(half, hn::Set(narrow, value.bits)));
+#else
+  return set(to_float(value));
+#endif
+}
+
+/// v = the columns column … column + width·lanes - 1 of a value. Asks for what lies `ahead` bytes from them.
+template <std::size_t width, class Kv>
+HWY_INLINE void load_strip(vec (&v)[width], const Kv* value, std::size_t column, std::ptrdiff_t ahead) noexcept {
+  OUTRIDER_UNROLL
+  for (std::size_t s = 0; s < width; ++s) {
+    const Kv* const at = value + column + s * lanes;
+    v[s] = load(at);
+    prefetch_second_level(reinterpret_cast<const std::byte*>(at) + ahead);
+  }
+}
+/// The same of blocks; column is a multiple of lanes, and of width·lanes for width > 1.
+template <std::size_t width>
+HWY_INLINE void load_strip(vec (&v)[width], const q8_0* value, std::size_t column, std::ptrdiff_t ahead) noexcept {
+  static_assert(q8_0::elements % (width * lanes) == 0 || width * lanes % q8_0::elements == 0);
+  constexpr std::size_t of_block = HWY_MIN(width, q8_0::elements / lanes);
+  const q8_0* const block = value + column / q8_0::elements;
+  const std::size_t first = column % q8_0::elements;
+  vec scale = zero();
+  OUTRIDER_UNROLL
+  for (std::size_t s = 0; s < width; ++s) {
+    const q8_0* const at = block + s / of_block;
+    if (s % of_block == 0) {
+      scale = broadcast(at->d);
+      prefetch_second_level(reinterpret_cast<const std::byte*>(at) + ahead);
+    }
+    v[s] = hn::Mul(scale, load(at->qs + first + s % of_block * lanes));
+  }
+}
+
+/// out[i][0 … width·lanes - 1] += Σ_j weight[i][j] · values[j·stride + …], j ascending. Asks for what lies `ahead` bytes from the values.
 template <std::size_t MR, std::size_t width, class Kv>
 HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* const* weight, const Kv* values, std::size_t count,
-                          std::size_t d, std::ptrdiff_t ahead) noexcept {
+                          std::size_t stride, std::ptrdiff_t ahead) noexcept {
   vec sum[MR][width];
   OUTRIDER_UNROLL
   for (std::size_t i = 0; i < MR; ++i) {
@@ -71,12 +115,7 @@ HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* co
   }
   for (std::size_t j = 0; j < count; ++j) {
     vec v[width];
-    OUTRIDER_UNROLL
-    for (std::size_t s = 0; s < width; ++s) {
-      const Kv* const at = values + j * d + column + s * lanes;
-      v[s] = load(at);
-      prefetch_second_level(reinterpret_cast<const std::byte*>(at) + ahead);
-    }
+    load_strip(v, values + j * stride, column, ahead);
     OUTRIDER_UNROLL
     for (std::size_t i = 0; i < MR; ++i) {
       vec p = set(weight[i][j]);
@@ -96,14 +135,17 @@ HWY_INLINE void add_strip(float* const* out, std::size_t column, const float* co
 template <std::size_t MR, std::size_t width, class Kv>
 HWY_NOINLINE void add_values(float* const* out, const float* const* weight, const Kv* values, std::size_t count, std::size_t d,
                              std::ptrdiff_t ahead) noexcept {
+  const std::size_t stride = d / elements_of<Kv>;
   std::size_t c = 0;
-  for (; c + width * lanes <= d; c += width * lanes) add_strip<MR, width>(out, c, weight, values, count, d, ahead);
-  for (; c + lanes <= d; c += lanes) add_strip<MR, 1>(out, c, weight, values, count, d, ahead);
-  if (c == d) return;
-  for (std::size_t i = 0; i < MR; ++i) {
-    vec sum = load_first(out[i] + c, d - c);
-    for (std::size_t j = 0; j < count; ++j) sum = hn::MulAdd(set(weight[i][j]), load_first(values + j * d + c, d - c), sum);
-    store_first(sum, out[i] + c, d - c);
+  for (; c + width * lanes <= d; c += width * lanes) add_strip<MR, width>(out, c, weight, values, count, stride, ahead);
+  for (; c + lanes <= d; c += lanes) add_strip<MR, 1>(out, c, weight, values, count, stride, ahead);
+  if constexpr (!block_format<Kv>) {  // blocks have whole vectors
+    if (c == d) return;
+    for (std::size_t i = 0; i < MR; ++i) {
+      vec sum = load_first(out[i] + c, d - c);
+      for (std::size_t j = 0; j < count; ++j) sum = hn::MulAdd(set(weight[i][j]), load_first(values + j * d + c, d - c), sum);
+      store_first(sum, out[i] + c, d - c);
+    }
   }
 }
 
@@ -114,7 +156,7 @@ HWY_INLINE void add_values_of(std::size_t queries, float* const* out, const floa
   if constexpr (MR > 1) {
     if (queries < MR) return add_values_of<MR - 1>(queries, out, weight, values, count, d, ahead);
   }
-  add_values<MR, (MR > few_rows ? many_streams : few_width)>(out, weight, values, count, d, ahead);
+  add_values<MR, width_of<MR, Kv>>(out, weight, values, count, d, ahead);
 }
 
 /// Parts that go through the same keys, and the scores of one tile.
@@ -126,13 +168,53 @@ struct part_set {
   HWY_ALIGN float score[detail::attention_group][key_tile];
 };
 
+/// The dots of linear-inl.h over keys in blocks: the same products in the same order as of the floats they stand for.
+template <std::size_t MR, std::size_t streams>
+HWY_NOINLINE void dots(const float* const* x, const q8_0* const* w, std::size_t k, std::ptrdiff_t ahead, float* result) noexcept {
+  vec sum[MR][streams];
+  OUTRIDER_UNROLL
+  for (std::size_t i = 0; i < MR; ++i) {
+    OUTRIDER_UNROLL
+    for (std::size_t j = 0; j < streams; ++j) sum[i][j] = zero();
+  }
+  for (std::size_t block = 0; block < k / q8_0::elements; ++block) {
+    vec scale[streams];
+    OUTRIDER_UNROLL
+    for (std::size_t j = 0; j < streams; ++j) {
+      scale[j] = broadcast(w[j][block].d);
+      prefetch_second_level(reinterpret_cast<const std::byte*>(w[j] + block) + ahead);
+    }
+    for (std::size_t c = 0; c < q8_0::elements; c += lanes) {
+      vec b[streams];
+      OUTRIDER_UNROLL
+      for (std::size_t j = 0; j < streams; ++j) b[j] = hn::Mul(scale[j], load(w[j][block].qs + c));
+      OUTRIDER_UNROLL
+      for (std::size_t i = 0; i < MR; ++i) {
+        vec a = load(x[i] + block * q8_0::elements + c);
+        hold(a);
+        OUTRIDER_UNROLL
+        for (std::size_t j = 0; j < streams; ++j) sum[i][j] = hn::MulAdd(a, b[j], sum[i][j]);
+      }
+    }
+  }
+  store_sums(sum, result);
+}
+template <std::size_t MR, std::size_t streams>
+HWY_INLINE void dots_of(std::size_t rows, const float* const* x, const q8_0* const* w, std::size_t k, std::ptrdiff_t ahead,
+                        float* result) noexcept {
+  if constexpr (MR > 1) {
+    if (rows < MR) return dots_of<MR - 1, streams>(rows, x, w, k, ahead, result);
+  }
+  dots<MR, streams>(x, w, k, ahead, result);
+}
+
 /// Scores of `count` consecutive keys for up to MR queries; score[i] belongs to q[i] and the first key.
 template <std::size_t MR, std::size_t streams, class Kv>
 HWY_INLINE void score_keys(std::size_t rows, const float* const* q, float* const* score, const Kv* keys, std::size_t count, std::size_t d,
                            std::ptrdiff_t ahead) noexcept {
   for (std::size_t g = 0; g < count; g += streams) {
     const Kv* key[streams];
-    for (std::size_t s = 0; s < streams; ++s) key[s] = keys + HWY_MIN(g + s, count - 1) * d;
+    for (std::size_t s = 0; s < streams; ++s) key[s] = keys + HWY_MIN(g + s, count - 1) * (d / elements_of<Kv>);
     HWY_ALIGN float result[result_room<MR, streams>];
     dots_of<MR, streams>(rows, q, key, d, ahead, result);
     const std::size_t fresh = HWY_MIN(streams, count - g);
@@ -180,7 +262,7 @@ void add_tile(part_set& set, kv_view<const Kv> cache, std::size_t head, std::siz
       if (begin < end) {
         const float* weight[many_rows];
         for (std::size_t i = 0; i < rows; ++i) weight[i] = set.score[r + i] + begin;
-        add_values_of<many_rows>(rows, set.sum + r, weight, values + (begin - at) * d, end - begin, d, ahead);
+        add_values_of<many_rows>(rows, set.sum + r, weight, values + (begin - at) * cache.stride(), end - begin, d, ahead);
       }
       r += rows;
     }

@@ -163,7 +163,7 @@ struct simd_attention {
     }
 
     [[nodiscard]] const attention_kernels<Kv>& kernels() const noexcept { return std::get<attention_kernels<Kv>>(ctx.kernels().attention); }
-    [[nodiscard]] std::size_t bytes_of_key() const noexcept { return 2 * cache.head_dim * sizeof(Kv); }
+    [[nodiscard]] std::size_t bytes_of_key() const noexcept { return 2 * cache.stride() * sizeof(Kv); }
     [[nodiscard]] std::size_t column_of(const group& g, std::size_t i) const noexcept {
       return (g.head * ratio + (g.first + i) % ratio) * cache.head_dim;
     }

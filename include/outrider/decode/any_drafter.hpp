@@ -1,0 +1,55 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "outrider/decode/drafter.hpp"
+
+namespace outrider {
+
+/// Any drafter for one type of target, chosen at run time: one decoder then serves them all. Owns its drafter; one call more per round.
+template <class Target>
+class any_drafter {
+ public:
+  static constexpr draft_needs needs{};  // those of the drafter inside were checked when it came in
+
+  template <class Drafter>
+    requires(!std::same_as<std::remove_cvref_t<Drafter>, any_drafter>)
+  any_drafter(Drafter drafter) : drafter_(std::make_unique<holder<Drafter>>(std::move(drafter))) {
+    static_assert(check_drafter<Drafter, Target>());
+  }
+
+  void check(const Target& target) const { drafter_->check(target); }
+  std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
+    return drafter_->propose(target, request, out);
+  }
+  /// Who made the last proposal, for traces; see source_of().
+  [[nodiscard]] const char* source() const noexcept { return drafter_->source(); }
+
+ private:
+  struct base {
+    virtual ~base() = default;
+    virtual void check(const Target& target) const = 0;
+    virtual std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) = 0;
+    [[nodiscard]] virtual const char* source() const noexcept = 0;
+  };
+  template <class Drafter>
+  struct holder final : base {
+    Drafter drafter;
+    explicit holder(Drafter d) : drafter(std::move(d)) {}
+    void check([[maybe_unused]] const Target& target) const override {
+      if constexpr (requires { drafter.check(target); }) drafter.check(target);
+    }
+    std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) override {
+      return drafter.propose(target, request, out);
+    }
+    [[nodiscard]] const char* source() const noexcept override { return source_of(drafter); }
+  };
+  std::unique_ptr<base> drafter_;
+};
+
+}  // namespace outrider

@@ -1,0 +1,306 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "outrider/decode/drafter.hpp"
+#include "outrider/decode/generate.hpp"
+#include "outrider/decode/speculative_decoder.hpp"
+#include "outrider/gemma4/batch.hpp"
+
+namespace outrider {
+
+/// One text that a batch shall write.
+struct batch_request {
+  std::vector<token_id> prompt;
+  generate_options options = {};
+  sampling_options sampling = {};
+  std::optional<std::size_t> prefix = {};  // a slot of the batch whose committed tokens the prompt goes on behind; it stays as it is
+  std::function<std::optional<finish_reason>(token_id)> on_token = {};  // as generate()'s emit; why to stop, or nothing
+  std::function<void(const generation&)> on_finish = {};
+};
+
+/// Writes many texts at once, each with its own prompt, drafts, sampling, limits and callbacks: continuous batching. A step is one pass of the
+/// model for all of them, so that its weights are read once for many rows; texts join and leave between steps.
+///
+///     batch_decoder decoder(batch, drafter);
+///     decoder.submit({...});              any number, at any time, from callbacks too
+///     while (decoder.step()) {}
+///
+/// The tokens of each text are those that generate() writes with the same prompt and options alone, bit for bit (with row-exact prompts, see
+/// gemma4::batch). Order: texts begin in the order of submission, as slots are free; in a pass each gets its rows in turn, a chunk of a prompt
+/// or a token with its drafts, and who found no room in one pass comes first in the next. Memory: that of the batch's slots and of the requests
+/// that wait, of which there are at most max_waiting.
+/// Borrows batch and drafter; one thread at a time, but for options.cancel.
+template <class Batch, class Drafter = no_draft, draft_length_policy Length = adaptive>
+class batch_decoder {
+  using B = typename Batch::backend_type;
+  using target = decltype(std::declval<const Batch&>().target(0));
+  static_assert(check_drafter<Drafter, target>());
+
+ public:
+  using request_id = std::uint64_t;
+
+  /// Every text gets a copy of `length`. Where several texts share a pass its time says nothing of one of them, so that policies keep the
+  /// costs they were given: see calibrate(). Errors: argument_invalid if max_waiting is 0.
+  batch_decoder(Batch& batch, Drafter& drafter, Length length = Length(), std::size_t max_waiting = 4096)
+      : batch_(&batch), drafter_(&drafter), length_(std::move(length)), max_waiting_(max_waiting) {
+    if (max_waiting == 0) throw error(error_code::argument_invalid, "outrider: a queue for 0 requests takes none; at least 1 is needed");
+    texts_.reserve(batch.max_sequences());
+    entries_.reserve(batch.max_sequences());
+    rows_of_.reserve(batch.max_sequences());
+  }
+  batch_decoder(const batch_decoder&) = delete;
+  batch_decoder& operator=(const batch_decoder&) = delete;
+  /// Texts that are not finished are dropped without a word.
+  ~batch_decoder() {
+    for (const auto& text : texts_) batch_->close(text->slot);
+  }
+
+  /// Puts a text at the end of the queue. Errors: those of generate(), and of speculative_decoder::generate() for drafts; argument_invalid for
+  /// sampling that is not allowed, for a prefix that is no open slot, and if max_waiting requests wait.
+  request_id submit(batch_request request) {
+    if (waiting_.size() >= max_waiting_)
+      throw error(error_code::argument_invalid, "outrider: " + std::to_string(waiting_.size()) + " requests wait, the queue takes no more");
+    check(request.sampling);
+    if (request.prefix && !batch_->is_open(*request.prefix))
+      throw error(error_code::argument_invalid, "outrider: slot " + std::to_string(*request.prefix) + " holds no sequence to go on behind");
+    detail::check_request(*batch_, request.prefix ? batch_->committed(*request.prefix) : 0, request.prompt, request.options);
+    detail::most_drafts(*batch_, request.options);
+    waiting_.push_back({next_id_, std::move(request)});
+    return next_id_++;
+  }
+
+  /// Ends a text as cancelled, between two steps or from a callback; on_finish hears of it within the next step. False if there is none of this
+  /// id any more.
+  bool cancel(request_id id) {
+    for (const auto& text : texts_)
+      if (text->id == id) return text->is_cancelled = true;
+    for (auto& waiter : waiting_)
+      if (waiter.id == id) return waiter.is_cancelled = true;
+    return false;
+  }
+
+  [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
+  [[nodiscard]] std::size_t running() const noexcept { return texts_.size(); }
+
+  /// One pass over as many texts as have room in it. False if nothing is left to do. What a callback throws ends its own text, and is thrown
+  /// on when the step is complete. Errors: out_of_memory, which ends the text that met it.
+  bool step() {
+    failure_ = nullptr;
+    admit();
+    drop_interrupted();
+    gather();
+    if (!entries_.empty()) {
+      const double begin = clock_of_pass();
+      batch_->forward(entries_);
+      for (std::size_t i = 0; i < entries_.size(); ++i) advance(*rows_of_[i], i, begin);
+    }
+    std::erase_if(texts_, [&](const auto& text) { return text->is_done; });
+    if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+    return !texts_.empty() || !waiting_.empty();
+  }
+
+ private:
+  using emit = std::function<std::optional<finish_reason>(token_id)>;
+
+  struct waiting_text {
+    request_id id;
+    batch_request request;
+    bool is_cancelled = false;
+  };
+  struct running_text {
+    request_id id;
+    batch_request request;
+    std::size_t slot;
+    sampling sampler;
+    Length length;
+    detail::text_in_progress<emit> text;
+    std::size_t prompt_left;  // tokens of the prompt not processed yet
+    round_record record = {};
+    detail::round_buffers buffers = {};
+    bool is_drafted = false;  // the round's drafts are made, its pass was full
+    bool is_cancelled = false, is_done = false;
+
+    running_text(request_id id_, batch_request request_, std::size_t slot_, const Length& length_, const Batch& batch)
+        : id(id_),
+          request(std::move(request_)),
+          slot(slot_),
+          sampler(request.sampling),
+          length(length_),
+          text(batch.tokens(slot), request.prompt, batch.max_positions(), request.options, request.on_token),
+          prompt_left(request.prompt.size()) {}
+  };
+
+  /// Opens slots for those who wait.
+  void admit() {
+    while (!waiting_.empty() && (waiting_.front().is_cancelled || batch_->size() < batch_->max_sequences())) {
+      waiting_text next = std::move(waiting_.front());
+      waiting_.pop_front();
+      if (next.is_cancelled) {
+        generation nothing;
+        nothing.finish = finish_reason::cancelled;
+        report(next.request, nothing);
+        continue;
+      }
+      std::optional<std::size_t> slot;
+      try {
+        slot = next.request.prefix ? batch_->fork(*next.request.prefix) : batch_->add();
+        if (!next.request.on_token) next.request.on_token = [](token_id) { return std::nullopt; };
+        texts_.push_back(std::make_unique<running_text>(next.id, std::move(next.request), *slot, length_, *batch_));
+        batch_->reserve(*slot, texts_.back()->text.most_positions());
+      } catch (...) {
+        if (!texts_.empty() && texts_.back()->id == next.id) texts_.pop_back();
+        if (slot) batch_->close(*slot);
+        remember_failure();
+      }
+    }
+  }
+
+  void drop_interrupted() {
+    for (const auto& text : texts_) {
+      if (text->is_cancelled) text->text.finish(finish_reason::cancelled);
+      const bool goes_on = !text->is_cancelled &&
+                           (text->prompt_left != 0 ? text->text.nobody_interrupts() : text->text.may_go_on(batch_->committed(text->slot)));
+      if (!goes_on) end(*text);
+    }
+    std::erase_if(texts_, [](const auto& text) { return text->is_done; });
+  }
+
+  /// The rows of the next pass, in turn from where the last one had no more room.
+  void gather() {
+    entries_.clear();
+    rows_of_.clear();
+    if (texts_.empty()) return;
+    turn_ %= texts_.size();
+    std::size_t room = batch_->max_rows(), taken = 0;
+    for (; taken < texts_.size(); ++taken) {
+      running_text& t = *texts_[(turn_ + taken) % texts_.size()];
+      if (!add_rows(t, room)) break;
+    }
+    turn_ += taken;
+  }
+
+  /// False if the text's rows do not fit. Neither a chunk nor a round is ever cut.
+  bool add_rows(running_text& t, std::size_t& room) {
+    std::span<const token_id> tokens;
+    if (t.prompt_left != 0) {
+      const std::size_t count = (std::min)(t.prompt_left, batch_->prompt_chunk());
+      tokens = std::span<const token_id>(t.request.prompt).last(t.prompt_left).first(count);
+    } else {
+      if (!t.is_drafted) draft(t);
+      tokens = std::span<const token_id>(t.buffers.rows).first(t.record.drafted + 1);
+    }
+    if (tokens.size() > room) return false;
+    room -= tokens.size();
+    const bool is_prompt = t.prompt_left != 0;
+    const std::size_t wanted = !is_prompt ? tokens.size() : tokens.size() == t.prompt_left ? 1 : 0;
+    entries_.push_back({t.slot, tokens, wanted, is_prompt});
+    rows_of_.push_back(&t);
+    return true;
+  }
+
+  void draft(running_text& t) {
+    const target view = batch_->target(t.slot);
+    const std::size_t most =
+        (std::min)({detail::most_drafts(*batch_, t.request.options), t.text.left() - 1, batch_->max_positions() - t.text.tokens().size()});
+    t.record = detail::draft_round(view, *drafter_, t.sampler, t.length, t.text, most, t.buffers);
+    t.is_drafted = true;
+  }
+
+  [[nodiscard]] double clock_of_pass() const {
+    return rows_of_.front()->text.now();  // times are kept only where a text has a clock; mixed clocks are the caller's affair
+  }
+
+  /// What the pass means for one text.
+  void advance(running_text& t, std::size_t entry, double begin) {
+    try {
+      if (t.prompt_left != 0) {
+        advance_prompt(t, entry);
+      } else {
+        advance_round(t, entry, begin);
+      }
+    } catch (...) {
+      remember_failure();
+      t.text.finish(finish_reason::caller);
+      end(t);
+    }
+  }
+  void advance_prompt(running_text& t, std::size_t entry) {
+    const std::size_t count = entries_[entry].tokens.size();
+    batch_->commit(t.slot, count);
+    t.prompt_left -= count;
+    if (t.prompt_left != 0) return;
+    token_id first = 0;
+    detail::choose<B>(batch_->context(), batch_->logits(entry), t.request.options.suppress, t.sampler, t.text.tokens(), {&first, 1});
+    t.text.prompt_is_done();
+    if (t.request.options.max_new_tokens == 0 || !t.text.push(first)) end(t);
+  }
+  void advance_round(running_text& t, std::size_t entry, double begin) {
+    t.is_drafted = false;
+    round_record& record = t.record;
+    record.accepted =
+        detail::verify_round<B>(batch_->context(), batch_->logits(entry), *drafter_, t.sampler, t.text, record.drafted, t.buffers);
+    record.verify_seconds = t.text.now() - begin;
+    round_record heard = record;
+    if (entries_.size() > 1) heard.verify_seconds = heard.draft_seconds = 0;
+    t.length.record(heard);
+
+    bool go_on = true;
+    std::size_t kept = 0;
+    const auto commit = [&] {
+      batch_->commit(t.slot, kept);
+      record.accepted = (std::min)(record.accepted, kept);
+      record.emitted = kept;
+    };
+    try {
+      while (go_on && kept <= record.accepted) go_on = t.text.push(t.buffers.picks[kept++]);
+    } catch (...) {
+      commit();
+      throw;
+    }
+    commit();
+    t.text.count_pass(record);
+    if (!go_on) end(t);
+  }
+
+  void end(running_text& t) {
+    if (std::exchange(t.is_done, true)) return;
+    const generation result = t.text.settle(*batch_);
+    batch_->close(t.slot);
+    report(t.request, result);
+  }
+  void report(const batch_request& request, const generation& result) {
+    try {
+      if (request.on_finish) request.on_finish(result);
+    } catch (...) {
+      remember_failure();
+    }
+  }
+  void remember_failure() noexcept {
+    if (!failure_) failure_ = std::current_exception();
+  }
+
+  Batch* batch_;
+  Drafter* drafter_;
+  Length length_;
+  std::size_t max_waiting_, turn_ = 0;
+  request_id next_id_ = 1;
+  std::deque<waiting_text> waiting_;
+  std::vector<std::unique_ptr<running_text>> texts_;  // texts_ and waiting_ may grow from a callback, so nothing holds iterators across one
+  std::vector<gemma4::sequence_rows> entries_;
+  std::vector<running_text*> rows_of_;  // by entry
+  std::exception_ptr failure_;
+};
+
+}  // namespace outrider
