@@ -18,6 +18,7 @@
 
 #include "machine.hpp"
 #include "outrider/backend/reference.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "outrider/gemma4/load.hpp"
 #include "outrider/gemma4/session.hpp"

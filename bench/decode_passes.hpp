@@ -93,9 +93,7 @@ void measure_passes(loaded_pair<B, Kv>& pair, const arguments& args, const ids& 
 
   // Draft steps first: they read the state that the prompt left, which a pass replaces by its own.
   std::array<token_id, most_rows> guesses{}, picks{};
-  const auto propose = [&](std::size_t k) {
-    pair.drafter.propose(std::as_const(session), {context, {}, {}}, std::span(guesses).first(k));
-  };
+  const auto propose = [&](std::size_t k) { pair.drafter.propose(std::as_const(session), {context, {}, {}}, std::span(guesses).first(k)); };
   const double step = median_ms(args.seconds, [&] { propose(drafts_timed); }) / drafts_timed;
   const auto choose = [&] { greedy{}.pick<B>(pair.ctx, session.logits(), context, picks.data()); };
   s.choose_ms.push_back(median_ms(args.seconds, choose));

@@ -85,7 +85,7 @@ inline void add_schedules(ordered_json& out, const schedules& s) {
   out["imposed"]["plain_tokens_per_second"] = to_json(s.plain);
   for (const auto& [key, here] : s.imposed)
     out["imposed"]["schedules"].push_back({{"acceptance", key.first},
-                                           {"drafts", key.second},
+                                           {"drafts", key.second == adaptive_length ? ordered_json("adaptive") : ordered_json(key.second)},
                                            {"tokens_per_second", to_json(here.tokens_per_second)},
                                            {"speedup", to_json(here.speedup)},
                                            {"tokens_per_pass", here.tokens_per_pass}});

@@ -14,6 +14,7 @@
 
 #include "decode_pair.hpp"
 #include "decode_passes.hpp"
+#include "outrider/decode/calibrate.hpp"
 
 namespace bench {
 
@@ -97,6 +98,7 @@ struct schedule_samples {
   std::vector<double> tokens_per_second, speedup;
   double tokens_per_pass = 0;
 };
+inline constexpr std::size_t adaptive_length = max_draft_length + 1;  // stands for: as many as the policy plans
 struct schedules {
   std::vector<double> plain;                                           // tokens/s
   std::map<std::pair<double, std::size_t>, schedule_samples> imposed;  // by acceptance and drafts
@@ -109,26 +111,35 @@ void measure_schedules(loaded_pair<B, Kv>& pair, const arguments& args, const id
   for (const double rate : imposed_rates) {
     say("a text without drafts");
     s.plain.push_back(pair.write(prompt, 0, args.new_tokens + most_rows, plain).tokens_per_second());
-    for (const std::size_t k : lengths_timed) {
-      say("a text with " + std::to_string(k) + " drafts a round");
+    std::vector<std::size_t> lengths(lengths_timed.begin(), lengths_timed.end());
+    lengths.push_back(adaptive_length);
+    for (const std::size_t k : lengths) {
+      const bool adapts = k == adaptive_length;
+      say(adapts ? "a text with adaptive drafts" : "a text with " + std::to_string(k) + " drafts a round");
       imposed_drafter<B> drafter(pair.drafter, rate, prompt.size(), plain);
-      const generate_options options{.max_new_tokens = plain.size(), .draft = k, .eos = {}, .suppress = {}};
+      generate_options options;
+      options.max_new_tokens = plain.size();
+      if (!adapts) options.draft = k;
       pair.session.clear();
       text.clear();
-      // The text ends with a round, so that every round has all its drafts.
-      const statistics stats = speculative_decoder(pair.session, drafter, greedy{}, fixed<max_draft_length>{})
-                                   .generate(prompt, options,
-                                             [&](token_id token) {
-                                               text.push_back(token);
-                                               return text.size() < args.new_tokens || text.size() != drafter.round_end();
-                                             })
-                                   .stats;
+      const auto write = [&](auto policy) {
+        // The text ends with a round, so that every round has all its drafts.
+        return speculative_decoder(pair.session, drafter, greedy{}, policy)
+            .generate(prompt, options,
+                      [&](token_id token) {
+                        text.push_back(token);
+                        return text.size() < args.new_tokens || text.size() != drafter.round_end();
+                      })
+            .stats;
+      };
+      const statistics stats =
+          adapts ? write(adaptive(calibrate(pair.session, pair.drafter, max_draft_length))) : write(fixed<max_draft_length>{});
       require_same(text, {plain.begin(), plain.begin() + static_cast<std::ptrdiff_t>(text.size())}, "at an imposed acceptance",
                    "plain decoding");
       schedule_samples& here = s.imposed[{rate, k}];
       here.tokens_per_second.push_back(stats.tokens_per_second());
       here.speedup.push_back(stats.tokens_per_second() / s.plain.back());
-      here.tokens_per_pass = stats.tokens_per_round();
+      here.tokens_per_pass = stats.tokens_per_pass();
     }
   }
 }

@@ -117,19 +117,21 @@ void time_matmul(benchmark::State& state, std::size_t m, std::size_t n, std::siz
 
 // ------------------------------------------------------------------------------------------------ attend
 
-/// M rows at the end of `keys` positions, shaped like a sliding layer of E2B: 8 query heads on 1 head of 256, here with no window.
+/// M rows at the end of `keys` positions, shaped like a sliding layer of E2B: 8 query heads on 1 head of 256, here with no window. Long
+/// contexts in several layers, as in a model: by the time its turn comes again, a layer's keys are no longer in the cache.
 template <class Kv>
 void time_attend(benchmark::State& state, std::size_t m, std::size_t keys) {
   constexpr std::size_t d = 256, heads = 8, chunk = 128;
-  const kv_layer_shape shape{1, d, 0};
-  kv_cache<backend_timed, Kv> cache({&shape, 1}, chunk, keys);
+  const std::vector<kv_layer_shape> layers(keys < 8192 ? 1 : 8, kv_layer_shape{1, d, 0});
+  kv_cache<backend_timed, Kv> cache(layers, chunk, keys);
   context_of<backend_timed> ctx(execution{threads});
   cache.reserve(keys);
   const floats k = random_rows(chunk, d);
   floats v = random_rows(chunk, d), q = random_rows(m, heads * d), out(m, heads * d);
   for (float& value : std::span(v.view().data, chunk * d)) value = std::abs(value);  // a mean well away from zero
   pointwise_ops<backend_timed>::scale(ctx, q.view(), q.view(), 1.0f / 16);           // scores of a few units
-  for (std::size_t p = 0; p < keys; p += chunk) attention_ops<backend_timed, Kv>::append(ctx, cache.layer(0), k.view(), v.view(), p);
+  for (std::size_t l = 0; l < layers.size(); ++l)
+    for (std::size_t p = 0; p < keys; p += chunk) attention_ops<backend_timed, Kv>::append(ctx, cache.layer(l), k.view(), v.view(), p);
   const kv_view<const Kv> view = std::as_const(cache).layer(0);
   const key_window window{keys - m + 1, key_window::unlimited};
 
@@ -137,7 +139,9 @@ void time_attend(benchmark::State& state, std::size_t m, std::size_t keys) {
   const double score = (d + 2) * u * d / 16, bound = 4 * score + (3 * static_cast<double>(keys) + 32) * u;
   verify("attend", m, heads * d, bound,
          [&]<class B>(B, context_of<B>& c, matrix_view<float> to) { attention_ops<B, Kv>::attend(c, to, q.view(), view, window); });
-  for (auto _ : state) attention_ops<backend_timed, Kv>::attend(ctx, out.view(), q.view(), view, window);
+  std::size_t l = 0;
+  for (auto _ : state)
+    attention_ops<backend_timed, Kv>::attend(ctx, out.view(), q.view(), std::as_const(cache).layer(l++ % layers.size()), window);
   count(state, static_cast<double>(2 * keys * view.stride() * sizeof(Kv)), 4 * static_cast<double>(m * heads * d * keys));
 }
 

@@ -19,6 +19,7 @@ chat_arguments parse_command_line(int argc, char** argv) {
   try {
     app.parse(argc, argv);
     settle_model_options(app, args);
+    if (args.assistant.empty() && args.draft.value_or(0) > 0) throw CLI::ValidationError("--draft", "drafts need an --assistant");
   } catch (const CLI::ParseError& wrong) {
     std::exit(app.exit(wrong) == 0 ? 0 : 2);
   }

@@ -125,8 +125,8 @@ def print_model(m, vnni, table):
     own = dict(zip(ACCEPTANCE, (2.1, 1.9, 1.5) if vnni else (1.45, 1.35, 1.15)))
     other = dict(zip(ACCEPTANCE, (3, 2.8, 2.4)))
     for acceptance, text in ACCEPTANCE.items():
-        lengths = sorted({best_schedule(a, acceptance)["drafts"] for a in m.ours})
-        what = f"acceptance {acceptance} ({text}), best fixed length {'/'.join(map(str, lengths))}"
+        lengths = sorted({str(best_schedule(a, acceptance)["drafts"]) for a in m.ours})
+        what = f"acceptance {acceptance} ({text}), best length {'/'.join(lengths)}"
         row(f"{what}: tokens", m.rounds(lambda a, b: best_schedule(a, acceptance)["tokens_per_second"]["median"]), " /s")
         row(f"{what}: against own plain", m.rounds(lambda a, b: best_schedule(a, acceptance)["speedup"]["median"]), "×", at_least=whole and own[acceptance])
         row(f"{what}: against llama.cpp plain", m.rounds(lambda a, b: best_schedule(a, acceptance)["tokens_per_second"]["median"] * b["plain_ms"] / 1000), "×", at_least=whole and other[acceptance])

@@ -1,6 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 // expect: outrider: this drafter reads the target's hidden state, but the target has no hidden\(\)
 #include "outrider/backend/reference.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "outrider/gemma4/session.hpp"
 
@@ -12,6 +13,7 @@ struct other_model {
   [[nodiscard]] std::size_t max_draft() const noexcept;
   [[nodiscard]] std::size_t max_positions() const noexcept;
   [[nodiscard]] std::size_t committed() const noexcept;
+  [[nodiscard]] std::span<const outrider::token_id> tokens() const noexcept;
   [[nodiscard]] outrider::matrix_view<float> logits() const noexcept;
   void reserve(std::size_t);
   void prefill(std::span<const outrider::token_id>);

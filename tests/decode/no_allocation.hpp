@@ -26,6 +26,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "outrider/gemma4/load.hpp"
 #include "outrider/gemma4/session.hpp"

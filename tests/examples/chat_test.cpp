@@ -157,7 +157,7 @@ const std::string two_turns = "And God said unto Moses\nWhat is the law?\n";
 }  // namespace
 
 TEST_CASE("two turns through a pipe are answered, and the second one reuses what the first one left") {
-  const outcome run = chat("--max-new-tokens 24", two_turns + "/stats\n");
+  const outcome run = chat("--max-new-tokens 24 --draft 4", two_turns + "/stats\n");
   CHECK(run.code == 0);
   CHECK_FALSE(has(run.out, "> "));  // the prompt is for terminals
   CHECK(has(run.out, "2 turns"));

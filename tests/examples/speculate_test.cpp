@@ -81,7 +81,7 @@ TEST_CASE("--json prints one object with every field") {
 
 TEST_CASE("every backend and cache type writes the same text with and without drafts") {
   for (const char* backend : {"reference", "highway", "cpu"})
-    for (const char* kv : {"f32", "bf16"}) {
+    for (const char* kv : {"f32", "bf16", "q8_0"}) {
       CAPTURE(backend);
       CAPTURE(kv);
       const std::string options = std::string("--json --max-new-tokens 24 --backend ") + backend + " --kv " + kv;
@@ -124,7 +124,7 @@ TEST_CASE("GGUF files and directories may be mixed, and bring the tokenizer alon
        {"--target " + file + " --assistant " + drafter, "--target " + file + " --assistant " + tiny + "/assistant",
         "--target " + tiny + "/target --assistant " + drafter}) {
     CAPTURE(pair);
-    const auto out = json_of(speculate(options + " " + pair));
+    const auto out = json_of(speculate(options + " --draft 4 " + pair));
     CHECK(out["tokens"] == want["tokens"]);
     CHECK(out["text"] == want["text"]);
     CHECK(out["accepted"] > 0);
@@ -177,8 +177,8 @@ TEST_CASE("no tokens wanted: none written") {
 }
 
 TEST_CASE("pitfall 24: an assistant that is hardly ever right is remarked upon, and only such a one") {
-  const outcome off =
-      speculate("--target " + golden + "/e2b/target --assistant " + golden + "/e2b/assistant --prompt-ids 9,9,9 --max-new-tokens 64");
+  const outcome off = speculate("--target " + golden + "/e2b/target --assistant " + golden +
+                                "/e2b/assistant --prompt-ids 9,9,9 --max-new-tokens 64 --draft 4");
   CHECK(off.code == 0);
   CHECK(off.err.find("few drafts were accepted") != std::string::npos);
   CHECK(speculate("--draft 16").err.empty());
@@ -187,8 +187,11 @@ TEST_CASE("pitfall 24: an assistant that is hardly ever right is remarked upon, 
 TEST_CASE("--help is readable and names every option") {
   const outcome run = speculate("--help");
   CHECK(run.code == 0);
-  for (const char* option : {"--target", "--assistant", "--prompt", "--prompt-file", "--prompt-ids", "--max-new-tokens", "--draft",
-                             "--backend", "--threads", "--kv", "--json", "--compare", "--quiet"})
+  for (const char* option : {"--target",         "--assistant", "--prompt",         "--prompt-file", "--prompt-ids",
+                             "--max-new-tokens", "--draft",     "--backend",        "--threads",     "--kv",
+                             "--json",           "--compare",   "--quiet",          "--temperature", "--top-k",
+                             "--top-p",          "--min-p",     "--repeat-penalty", "--seed",        "--samples",
+                             "--drafter",        "--p-min",     "--stop",           "--trace",       "--chat"})
     CHECK_MESSAGE(run.out.find(option) != std::string::npos, option);
 }
 
@@ -207,6 +210,94 @@ TEST_CASE("wrong usage is exit code 2") {
     check_refused(speculate(std::string("--prompt-ids ") + list), 2, "--prompt-ids");
   }
   check_refused(speculate("--target " + tiny + "/target --draft 4"), 2, "--assistant");
+}
+
+TEST_CASE("every drafter writes the text of plain decoding, drawn or not") {
+  for (const char* draws : {"", "--temperature 0.9 --top-k 50 --top-p 0.95 --min-p 0.01 --repeat-penalty 1.1 --seed 5"}) {
+    const auto plain = json_of(speculate(std::string("--json --drafter none --max-new-tokens 60 ") + draws));
+    CHECK(plain["drafted"] == 0);
+    for (const char* drafter : {"assistant", "ngram", "cascade"})
+      for (const char* draft : {"auto", "1", "16"}) {
+        CAPTURE(draws);
+        CAPTURE(drafter);
+        CAPTURE(draft);
+        const auto out =
+            json_of(speculate(std::string("--json --max-new-tokens 60 --drafter ") + drafter + " --draft " + draft + " " + draws));
+        CHECK(out["tokens"] == plain["tokens"]);
+        CHECK(out["drafter"] == drafter);
+      }
+  }
+}
+
+TEST_CASE("a seed fixes the text, and samples of one seed differ") {
+  const std::string options = "--json --temperature 1 --max-new-tokens 24 --seed 9 ";
+  const auto first = json_of(speculate(options)), again = json_of(speculate(options + "--threads 1 --draft 2"));
+  CHECK(first["tokens"] == again["tokens"]);
+  CHECK(json_of(speculate("--json --temperature 1 --max-new-tokens 24 --seed 10"))["tokens"] != first["tokens"]);
+  const auto several = json_of(speculate(options + "--samples 3 --compare"));
+  REQUIRE(several["samples"].size() == 3);
+  CHECK(several["samples"][0]["tokens"] == first["tokens"]);
+  CHECK(several["samples"][1]["tokens"] != first["tokens"]);
+  CHECK(several["samples"][2]["tokens"] != several["samples"][1]["tokens"]);
+  CHECK(several["identical"] == true);
+}
+
+TEST_CASE("a stop string ends the text, and neither it nor anything behind it is shown") {
+  for (const char* draft : {"0", "7"}) {
+    const outcome run = speculate(std::string("--quiet --stop 'LORD, and the house of' --draft ") + draft);
+    CHECK(run.out == " the house of the \n");
+    const auto out = json_of(speculate(std::string("--json --stop xyzzy --stop ', and' --draft ") + draft));
+    CHECK(out["text"] == " the house of the LORD");
+    CHECK(out["finish"] == "stop_string");
+  }
+}
+
+TEST_CASE("--chat puts the prompt into the template") {
+  const auto chat = json_of(speculate("--json --chat --prompt Hello --max-new-tokens 4")),
+             plain = json_of(speculate("--json --prompt Hello --max-new-tokens 4"));
+  CHECK(chat["prompt_tokens"].get<int>() > plain["prompt_tokens"].get<int>() + 3);
+}
+
+TEST_CASE("--trace writes a line for the text, one for each pass and one for the end") {
+  const temporary_directory directory;
+  const std::string file = (directory.path() / "trace.jsonl").string();
+  const auto out = json_of(speculate("--json --draft 3 --max-new-tokens 40 --trace '" + file + "'"));
+  std::ifstream in(file);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back(nlohmann::json::parse(line));
+  REQUIRE(lines.size() > 3);
+  CHECK(lines.front()["outrider_trace"] == 1);
+  CHECK(lines.front()["policy"] == "fixed 3");
+  CHECK(lines.back()["finish"] == "max_new_tokens");
+  int position = out["prompt_tokens"].get<int>() + 1, drafted = 0, accepted = 0;
+  for (std::size_t i = 1; i + 1 < lines.size(); ++i) {
+    CHECK(lines[i]["position"] == position);
+    position += lines[i]["emitted"].get<int>();
+    drafted += lines[i]["drafted"].get<int>();
+    accepted += lines[i]["accepted"].get<int>();
+  }
+  CHECK(position == out["prompt_tokens"].get<int>() + 40);
+  CHECK(drafted == out["drafted"].get<int>());
+  CHECK(accepted == out["accepted"].get<int>());
+  check_refused(speculate("--trace /no/such/directory/trace.jsonl"), 1, "/no/such/directory/trace.jsonl");
+}
+
+TEST_CASE("sampling that means nothing is refused with its value") {
+  check_refused(speculate("--temperature nan"), 2, "temperature");
+  check_refused(speculate("--temperature -1"), 2, "temperature");
+  check_refused(speculate("--top-p 0"), 2, "top_p");
+  check_refused(speculate("--top-p 1.5"), 2, "top_p");
+  check_refused(speculate("--min-p 2"), 2, "min_p");
+  check_refused(speculate("--repeat-penalty 0"), 2, "repetition penalty");
+  check_refused(speculate("--top-k -1"), 2, "--top-k");
+  check_refused(speculate("--seed -1"), 2, "--seed");
+  check_refused(speculate("--p-min 1.2"), 2, "confidence");
+  check_refused(speculate("--samples 2"), 2, "--samples");
+  check_refused(speculate("--samples 0"), 2, "--samples");
+  check_refused(speculate("--drafter oracle"), 2, "--drafter");
+  check_refused(speculate("--drafter none --draft 3"), 2, "--draft");
+  check_refused(speculate("--drafter cascade --target " + tiny + "/target"), 2, "--assistant");
+  check_refused(speculate("--stop ''"), 1, "empty");
 }
 
 TEST_CASE("what cannot be carried out is exit code 1 and one sentence that names the thing") {

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "outrider/backend/reference.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/decode/prefix.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "outrider/gemma4/load.hpp"

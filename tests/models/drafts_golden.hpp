@@ -17,7 +17,8 @@
 #include <memory>
 
 #include "golden_data.hpp"
-#include "outrider/decode/drafter.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
+
 #include "writing.hpp"
 
 namespace models {
@@ -81,7 +82,7 @@ void check_recorded_drafts(const golden& expected, model_pair<B>& pair, const st
 
     assistant_drafter<B> drafter(pair.assistant, pair.ctx);
     std::vector<token_id> proposed(drafts.size());
-    CHECK(drafter.propose(session, {text[n - 1], {}, {}}, proposed) == drafts.size());
+    CHECK(drafter.propose(session, {std::span(text).first(n), {}, {}}, proposed) == drafts.size());
     CHECK(proposed == drafts);
   }
 }

@@ -13,6 +13,7 @@
 
 #include "golden_data.hpp"
 #include "outrider/backend/reference.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/text/tokenizer.hpp"
 #include "support/model_as_gguf.hpp"
 #include "support/temporary_directory.hpp"

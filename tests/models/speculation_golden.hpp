@@ -8,6 +8,7 @@
 #include <initializer_list>
 
 #include "golden_data.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/decode/generate.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "support/drafters.hpp"
@@ -263,7 +264,7 @@ TEST_CASE_TEMPLATE("exactly as many tokens as wanted come out, and no draft is m
     }
   session.clear();
   no_draft none;
-  speculative_decoder decoder(session, none, greedy{}, fixed<max_draft_length>{});
+  speculative_decoder decoder(session, none);
   CHECK(decoder.generate(ids, {0, 4, {}, {}}, [](token_id) { FAIL("a token nobody wanted"); }).stats.tokens == 0);
 }
 
@@ -336,7 +337,9 @@ TEST_CASE_TEMPLATE("suppressed tokens are neither written nor drafted", B, OUTRI
   session.clear();
   session.prefill(ids);
   std::vector<token_id> drafts(16);
-  assistant.propose(session, {greedy[0], {}, suppress}, drafts);
+  std::vector<token_id> known = ids;
+  known.push_back(greedy[0]);
+  assistant.propose(session, {known, {}, suppress}, drafts);
   for (const token_id banned : suppress) CHECK(std::find(drafts.begin(), drafts.end(), banned) == drafts.end());
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 #include "golden_data.hpp"
 #include "outrider/backend/reference.hpp"
+#include "outrider/decode/assistant_drafter.hpp"
 #include "speculation_golden.hpp"
 
 namespace models {

@@ -57,12 +57,17 @@ class assistant_drafter {
   }
 
  private:
-  /// A token from a step's candidates, for position `position` of the text.
-  token_id choose(const candidates<B>& step, const draft_request& request, std::size_t position, float* confidence) {
-    if (request.coupling) return request.coupling->template draw<B>(*ctx_, step.logits, step.ids, position, confidence);
+  /// A token from a step's candidates, for position `position` of the text. Where the candidates lie on a device: the most likely, without a
+  /// confidence.
+  token_id choose(const candidates<B>& step, const draft_request& request, [[maybe_unused]] std::size_t position, float* confidence) {
     token_id token = 0;
+    if constexpr (host_accessible<space_of<B>>) {
+      if (request.coupling) return request.coupling->template draw<B>(*ctx_, step.logits, step.ids, position, confidence);
+      if (confidence) *confidence = share_of_largest(step.logits);
+    } else if (confidence) {
+      *confidence = 1;
+    }
     pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
-    if (confidence) *confidence = share_of_largest(step.logits);
     return token;
   }
   /// softmax at the largest of x [1, c].

@@ -32,6 +32,8 @@ struct draft_request {
 ///   propose(const Target&, const draft_request&, std::span<token_id> out) -> how many tokens it guessed, 0 … out.size()
 /// and may have a `name` for traces, `static constexpr const char*`. Guesses may be anything in the vocabulary: they change the speed, never the text. A drafter that does not suit every target has
 ///   check(const Target&)                   throws error_code::pair_mismatch; called when it is joined with a target
+/// and one that takes memory as the text grows
+///   reserve(positions)                     called before a text, so that the loop does not allocate
 template <class D>
 concept drafter = requires {
   { D::needs } -> std::convertible_to<draft_needs>;

@@ -111,6 +111,7 @@ class speculative_decoder {
     detail::check_request(*target_, target_->committed(), prompt, options);
     const std::size_t most = detail::most_drafts(*target_, options);
     detail::text_in_progress<std::remove_reference_t<Emit>> text(target_->tokens(), prompt, target_->max_positions(), options, emit);
+    if constexpr (requires { drafter_->reserve(text.most_positions()); }) drafter_->reserve(text.most_positions());
     const std::optional<token_id> first = detail::start(*target_, prompt, text, sampler_);
     bool go_on = first && text.push(*first);
     while (go_on && text.may_go_on(target_->committed())) go_on = round(text, most);

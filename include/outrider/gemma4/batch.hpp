@@ -24,10 +24,11 @@ struct batch_options {
   std::size_t max_rewind = 0;                // tokens that truncate() can always take back; so many more slots in every sliding layer
 };
 
-/// What one sequence contributes to a pass: an entry of it.
+/// What one sequence contributes to a pass: an entry of it. The tokens are read during the pass only; they must not be those that the batch
+/// itself keeps, tokens(slot).
 struct sequence_rows {
   std::size_t slot = 0;
-  std::span<const token_id> tokens;  // at least one, placed behind the committed ones of the slot; read during the pass only
+  std::span<const token_id> tokens;  // at least one, placed behind the committed ones of the slot
   std::size_t wanted = 0;            // the last so many of them get logits and hidden states, at most max_draft() + 1
   bool prompt = false;               // up to prompt_chunk() tokens, not the max_draft() + 1 of a verification
 };

@@ -243,7 +243,7 @@ class chat_renderer {
 
 }  // namespace detail
 
-/// A conversation in Gemma 4's format, from <bos> on, as the model's own template of that generation writes it.
+/// A conversation in Gemma 4's format, from `<bos>` on, as the model's own template of that generation writes it.
 /// error_code::argument_invalid with the message or the tool: no messages, a tool's answer without a call, calls on a message that is not
 /// the assistant's, schemas with members of the wrong type, nesting beyond 64 levels.
 [[nodiscard]] inline rendered_chat render_chat(std::span<const chat_message> messages, std::span<const chat_tool> tools = {},

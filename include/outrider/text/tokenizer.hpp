@@ -31,7 +31,7 @@ namespace outrider {
 
 /// How a text becomes ids. Words of a user are encoded with parse_special off: what they spell stays text. A chat template's text has it on.
 struct encode_options {
-  bool add_bos = true;         // put <bos> in front, unless the ids start with it already
+  bool add_bos = true;         // put `<bos>` in front, unless the ids start with it already
   bool parse_special = false;  // "<|turn>" in the text is the marker
 };
 
