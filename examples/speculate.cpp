@@ -12,8 +12,10 @@ int main(int argc, char** argv) try {
   const arguments args = parse_command_line(argc, argv);
   if (args.backend == "reference")
     run_on_reference(args);
+  else if (args.kv != "f32")
+    run_with_fewer_bits(args);
   else
-    run_on<outrider::cpu>(args);
+    run<outrider::cpu, float>(args);
 } catch (const std::exception& problem) {
   std::cerr << "speculate: " << problem.what() << "\n";
   return 1;

@@ -210,9 +210,6 @@ void run(const arguments& args) {
   report(args, o);
 }
 
-template <class Backend>
-void run_on(const arguments& args) {
-  args.kv == "bf16" ? run<Backend, outrider::bf16>(args) : run<Backend, float>(args);
-}
-/// In speculate_reference.cpp.
+// In files of their own: speculate_reference.cpp, speculate_fewer_bits.cpp.
 void run_on_reference(const arguments& args);
+void run_with_fewer_bits(const arguments& args);

@@ -27,6 +27,8 @@
 #include <nlohmann/json.hpp>
 
 #include "outrider/decode/assistant_drafter.hpp"
+#include "outrider/decode/cascade_drafter.hpp"
+#include "outrider/decode/ngram_drafter.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "outrider/gemma4/load.hpp"
 #include "outrider/gemma4/session.hpp"
@@ -187,6 +189,20 @@ void check_generation(unsigned threads, pair_names pair) {
     const generation result = decoder.generate(prompt, {48, k, {}, {}}, log);
     CHECK(log.tokens == 48);
     CHECK((result.stats.drafted() > 0) == (k > 0));
+    CHECK(log.last[0] == log.first[0]);
+    CHECK(log.last[1] == log.first[1]);
+  }
+  // Drawn, with every processor, drafts by repetition first, as many as the policy likes.
+  for (const double temperature : {0.0, 0.8}) {
+    sampling_options draws;
+    draws.temperature = temperature, draws.top_k = 40, draws.top_p = 0.95, draws.min_p = 0.01;
+    draws.repetition_penalty = 1.1, draws.presence_penalty = 0.1;
+    ngram_drafter lookup;
+    cascade_drafter both(lookup, drafter);
+    speculative_decoder drawing(session, both, sampling(draws), adaptive());
+    session.clear();
+    token_log log;
+    CHECK(drawing.generate(prompt, {48, {}, {}, {5, 6}}, log).stats.tokens == 48);
     CHECK(log.last[0] == log.first[0]);
     CHECK(log.last[1] == log.first[1]);
   }
