@@ -21,7 +21,8 @@ enum class error_code {
   out_of_memory,        // storage could not be had
 };
 
-/// The one exception type of the library. Thrown at load and at the API boundary, never from an op or inside the decode loop.
+/// The one exception type of the library (a context whose threads the system refuses throws std::system_error). Thrown at load and at the API
+/// boundary, never from an op or inside the decode loop.
 class error : public std::runtime_error {
  public:
   /// Names from a file become part of `what`: control characters in it are replaced by '?', and what is beyond 2000 bytes by "…".

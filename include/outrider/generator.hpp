@@ -32,12 +32,15 @@
 
 namespace outrider {
 
+/// How a model is loaded and held.
 struct generator_options {
   unsigned threads = 0;            // one per core
   std::size_t max_positions = 0;   // of prompt and text together; 0 = what the model was made for
+  std::size_t max_rewind = 512;    // tokens that a call can always go back behind the last text, to a prefix that both share
   gemma4::load_options load = {};  // progress, and how quantised weights are used
 };
 
+/// What a text may become.
 struct text_options {
   std::size_t max_new_tokens = 512;
   sampling_options sampling = {};                                // greedy unless a temperature is given
@@ -59,14 +62,18 @@ template <backend_tag B = cpu>
 class generator {
  public:
   /// target, assistant: GGUF files or Hugging Face directories; without an assistant, drafts come from repetitions alone.
-  /// Errors: those of gemma4::load_model and tokenizer::from_file; pair_mismatch.
+  /// Errors: those of gemma4::load_model and tokenizer::from_file; tokenizer_malformed if it is not the model's, pair_mismatch, out_of_memory;
+  /// std::system_error if the system gives no threads.
   explicit generator(const std::filesystem::path& target, const std::filesystem::path& assistant = {},
                      const generator_options& options = {})
       : parts_(std::make_unique<parts>(target, assistant, options)) {}
 
-  /// Writes on behind `prompt`, plain text. What the last call processed of the same text is not processed again.
+  /// Writes on behind `prompt`, plain text. The beginning that it shares with the last call's prompt and text is not processed again, unless
+  /// it ends more than max_rewind tokens before the end of these, in a text longer than the sliding layers keep.
   ///   on_text   called with the text as it comes, whole characters; void, or false to stop
-  /// Errors, before anything is written: argument_invalid for options that mean nothing, context_full for a prompt that is too long.
+  /// It may throw: what was processed stays, and the next call finds its way from there.
+  /// Errors, before anything is written: argument_invalid for options that mean nothing and for a prompt without tokens, context_full for a
+  /// prompt that is too long, out_of_memory.
   template <class OnText>
     requires std::invocable<OnText&, std::string_view> written_text generate(std::string_view prompt, const text_options& options,
                                                                              OnText&& on_text) {
@@ -109,7 +116,7 @@ class generator {
           model(gemma4::load_model<B>(target, options.load)),
           tokens(tokenizer::from_file(gemma4::locate_model(target))),
           assistant(with.empty() ? std::nullopt : std::optional(gemma4::load_assistant<B>(with, options.load))),
-          session(model, ctx, {.max_positions = options.max_positions}),
+          session(model, ctx, {.max_positions = options.max_positions, .max_rewind = options.max_rewind}),
           guesses(assistant ? std::optional<assistant_drafter<B>>(std::in_place, *assistant, ctx) : std::nullopt),
           drafter(guesses ? any_drafter<session_type>(cascade_drafter(lookup, *guesses)) : any_drafter<session_type>(lookup)),
           decoder(session, drafter, sampling(), adaptive(costs())) {
@@ -143,6 +150,7 @@ class generator {
       how.suppress = model.config().suppress;
       how.time_budget = options.time_budget;
       how.cancel = options.cancel;
+      check(how);
       decoder.use(sampling(options.sampling));
       if (prompt.size() > session.max_positions())
         throw error(error_code::context_full, "outrider: the prompt has " + std::to_string(prompt.size()) + " tokens, the context " +

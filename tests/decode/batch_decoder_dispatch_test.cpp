@@ -15,6 +15,7 @@
 
 #include "outrider/backend/highway_dispatch.hpp"
 #include "outrider/decode/assistant_drafter.hpp"
+#include "outrider/decode/calibrate.hpp"
 #include "outrider/gemma4/load.hpp"
 #include "outrider/gemma4/session.hpp"
 #include "outrider/text/tokenizer.hpp"
@@ -238,6 +239,130 @@ TEST_CASE("what a callback throws comes out of the step, ends its text and no ot
   CHECK(thrown == 1);
   CHECK(bad.tokens.size() == 6);
   CHECK(good.tokens == f.alone(other).first);
+}
+
+/// Throws when it is asked for the third token behind a prompt.
+struct failing_drafter {
+  static constexpr draft_needs needs{};
+  ids bad_prompt;
+  template <class Target>
+  std::size_t propose(const Target&, const draft_request& request, std::span<token_id>) const {
+    const bool begins_so =
+        request.text.size() >= bad_prompt.size() && std::equal(bad_prompt.begin(), bad_prompt.end(), request.text.begin());
+    if (begins_so && request.text.size() == bad_prompt.size() + 3) throw std::runtime_error("no idea");
+    return 0;
+  }
+};
+
+TEST_CASE("what a drafter throws ends the text it was asked about and no other") {
+  fixture f;
+  gemma4::batch<B> batch(f.model, f.ctx, {.max_sequences = 2});
+  failing_drafter drafter{f.prompt(0)};
+  batch_decoder decoder(batch, drafter, fixed<4>{});
+  written bad, good;
+  decoder.submit(request_for(bad, f.prompt(0), 20));
+  const batch_request other = request_for(good, f.prompt(3), 20);
+  decoder.submit(other);
+  std::size_t thrown = 0;
+  for (bool busy = true; busy;) try {
+      busy = decoder.step();
+    } catch (const std::runtime_error&) {
+      ++thrown;
+    }
+  CHECK(thrown == 1);
+  REQUIRE(bad.end);
+  CHECK(bad.tokens.size() == 3);
+  CHECK(good.tokens == f.alone(other).first);
+}
+
+TEST_CASE("an assistant of another model is refused when it is joined with a batch") {
+  fixture f;
+  const auto other = gemma4::load_assistant<B>(std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden/dense31b/assistant");
+  assistant_drafter<B> drafter(other, f.ctx);
+  gemma4::batch<B> batch(f.model, f.ctx, {.max_sequences = 2});
+  CHECK(mentions(refusal(error_code::pair_mismatch, [&] { batch_decoder(batch, drafter); }), "do not belong together"));
+  gemma4::session<B> session(f.model, f.ctx);
+  CHECK(mentions(refusal(error_code::pair_mismatch, [&] { static_cast<void>(calibrate(session, drafter, 4)); }), "do not belong together"));
+}
+
+TEST_CASE("who waits in the middle of the queue hears of being cancelled at once") {
+  fixture f;
+  gemma4::batch<B> batch(f.model, f.ctx, {.max_sequences = 1});
+  batch_decoder decoder(batch, f.drafter);
+  std::vector<written> out(4);
+  std::stop_source stop;
+  std::vector<std::uint64_t> id;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    batch_request request = request_for(out[i], f.prompt(i), 60);
+    if (i == 3) request.options.cancel = stop.get_token();
+    id.push_back(decoder.submit(request));
+  }
+  decoder.step();
+  CHECK(decoder.cancel(id[2]));
+  stop.request_stop();
+  decoder.step();
+  REQUIRE(out[2].end);
+  CHECK(out[2].end->finish == finish_reason::cancelled);
+  REQUIRE(out[3].end);
+  CHECK(out[3].end->finish == finish_reason::cancelled);
+  CHECK(decoder.waiting() == 1);
+}
+
+TEST_CASE("who found no room in a pass comes first in the next, whoever joins or leaves") {
+  fixture f;
+  gemma4::batch<B> batch(f.model, f.ctx, {.max_sequences = 3, .max_rows = 17, .prompt_chunk = 17});
+  no_draft none;
+  batch_decoder decoder(batch, none);
+  std::vector<std::size_t> firsts;
+  std::vector<written> out(9);
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    ids prompt = f.prompt(2);
+    prompt.resize(17);
+    batch_request request = request_for(out[i], prompt, 1);
+    request.on_token = [&firsts, i](token_id) -> std::optional<finish_reason> { return firsts.push_back(i), std::nullopt; };
+    decoder.submit(request);
+  }
+  while (decoder.step()) {
+  }
+  CHECK(firsts == std::vector<std::size_t>{0, 1, 2, 3, 4, 5, 6, 7, 8});
+}
+
+TEST_CASE("texts that can never begin are an error, and so is a prefix that is not what it was") {
+  fixture f;
+  gemma4::batch<B> batch(f.model, f.ctx, {.max_sequences = 2});
+  const std::size_t held = batch.add(), other = batch.add();
+  const ids before = f.prompt(0);
+  const gemma4::sequence_rows rows[] = {{held, before, 1, true}};
+  batch.forward(rows);
+  batch.commit(held, before.size());
+  batch_decoder decoder(batch, f.drafter);
+  written w;
+  batch_request request = request_for(w, f.prompt(1), 5);
+  request.prefix = held;
+  decoder.submit(request);
+  CHECK(mentions(refusal(error_code::argument_invalid, [&] { decoder.step(); }), "1 texts wait", "all 2 slots"));
+  batch.close(other);
+  REQUIRE(batch.truncate(held, before.size() - 1));
+  CHECK(mentions(refusal(error_code::argument_invalid, [&] { decoder.step(); }), "no longer holds"));
+  REQUIRE(w.end);
+  CHECK(w.end->stats.tokens == 0);
+  CHECK_FALSE(decoder.step());
+}
+
+TEST_CASE("a text without a clock beside one with it keeps its times at 0, and the other's are its own") {
+  fixture f;
+  gemma4::batch<B> batch(f.model, f.ctx, {.max_sequences = 2});
+  batch_decoder decoder(batch, f.drafter);
+  written first, second;
+  batch_request silent = request_for(first, f.prompt(0), 12), timed = request_for(second, f.prompt(1), 12);
+  silent.options.clock = nullptr;
+  decoder.submit(silent);
+  decoder.submit(timed);
+  while (decoder.step()) {
+  }
+  CHECK(first.end->stats.verify_seconds == 0);
+  CHECK(second.end->stats.verify_seconds > 0);
+  CHECK(second.end->stats.verify_seconds <= second.end->stats.decode_seconds);
 }
 
 TEST_CASE("a callback may submit the next text") {

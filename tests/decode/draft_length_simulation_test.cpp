@@ -98,6 +98,7 @@ double time_of(Policy policy, const setting& s) {
       confidence[steps] = s.text->confidence ? s.text->confidence(n + steps) : 0;
       go_on = !s.text->confidence || confidence[steps] >= plan.min_confidence;
       if (go_on) ++round.drafted;
+      round.doubted = !go_on;
     }
     if (s.text->confidence && plan.wants_confidence) round.confidence = std::span(confidence).first(round.drafted);
     while (round.accepted < round.drafted && uniform(s.seed, n + round.accepted) < s.text->rate(n + round.accepted, round.accepted + 1))

@@ -216,8 +216,10 @@ TEST_CASE("confidences that tell right from wrong become a gate") {
       confidence[drafted] = drafted < 2 ? .97f : .3f;
       if (confidence[drafted] < plan.min_confidence) break;
     }
-    policy.record(
-        {.drafted = drafted, .accepted = (std::min)(drafted, std::size_t{2}), .confidence = std::span(confidence).first(drafted)});
+    policy.record({.drafted = drafted,
+                   .accepted = (std::min)(drafted, std::size_t{2}),
+                   .doubted = drafted < plan.drafts,
+                   .confidence = std::span(confidence).first(drafted)});
     gate = plan.min_confidence;
   }
   CHECK(gate > .3f);

@@ -57,12 +57,20 @@ TEST_CASE("a time budget ends the text between two passes, and the text so far i
   }
 }
 
-TEST_CASE("a budget that is used up by the prompt still gives its token") {
-  readings = 0;
-  stub_target target;
-  const outcome out = speculate(target, {.max_new_tokens = 20, .time_budget = 0, .clock = counting_clock});
-  CHECK(out.result.finish == finish_reason::time_budget);
-  CHECK(out.tokens == continuation(1));
+TEST_CASE("a budget that ends within the prompt gives no token, and its time is the prompt's") {
+  for (const double budget : {0.0, 1.0, 2.0}) {
+    CAPTURE(budget);
+    readings = 1'000'000;  // seconds since who knows when
+    stub_target target;
+    const outcome out = speculate(target, {.max_new_tokens = 20, .time_budget = budget, .clock = counting_clock});
+    CHECK(out.result.finish == finish_reason::time_budget);
+    CHECK(out.tokens.empty());
+    CHECK(out.result.kept == 0);
+    CHECK(target.committed() <= prompt.size());
+    CHECK(out.result.stats.decode_seconds == 0);
+    CHECK(out.result.stats.prefill_seconds > 0);
+    CHECK(out.result.stats.prefill_seconds < 100);
+  }
 }
 
 TEST_CASE("without a clock nothing is timed and no budget ends a text") {
@@ -98,13 +106,15 @@ TEST_CASE("a stop request ends the text between two passes, and the conversation
   CHECK(tokens == continuation(before + 20));
 }
 
-TEST_CASE("a request that is cancelled before it begins leaves the target as it was but for the prompt") {
+TEST_CASE("a request that is cancelled before it begins leaves the target as it was") {
   std::stop_source stop;
   stop.request_stop();
   stub_target target;
   const outcome out = speculate(target, {.max_new_tokens = 5, .cancel = stop.get_token()});
   CHECK(out.result.finish == finish_reason::cancelled);
-  CHECK(out.tokens.size() <= 1);
+  CHECK(out.tokens.empty());
+  CHECK(target.committed() == 0);
+  CHECK(out.result.stats.decode_seconds == 0);
 }
 
 TEST_CASE("options that mean nothing are refused with their value") {
@@ -166,6 +176,24 @@ TEST_CASE("drafts end before a guess the drafter believes less than asked for") 
   options.on_pass = [&](const round_record& record) { CHECK(record.drafted <= 3); };
   decoder.generate(prompt, options, [](token_id) {});
   for (const float least : drafter.least) CHECK(least == 0.5f);
+}
+
+/// Counts what it is asked and told.
+struct counting_length {
+  std::size_t* plans;
+  std::size_t* records;
+  draft_plan plan(std::size_t most) { return ++*plans, draft_plan{.drafts = (std::min)(most, std::size_t{3})}; }
+  void record(const round_record&) { ++*records; }
+};
+
+TEST_CASE("a policy plans every pass that it hears of") {
+  stub_target target;
+  std::size_t plans = 0, records = 0;
+  scripted_drafter drafter(stub_target::continued(prompt, 60), {1, 0, 2});
+  speculative_decoder decoder(target, drafter, greedy{}, counting_length{&plans, &records});
+  const generation result = decoder.generate(prompt, {.max_new_tokens = 30}, [](token_id) {});
+  CHECK(plans == records);
+  CHECK(records == result.stats.rounds() + result.stats.plain_passes());
 }
 
 TEST_CASE("the adaptive policy writes the text of plain decoding, without a clock in the same rounds every time") {

@@ -193,10 +193,11 @@ void check_generation(unsigned threads, pair_names pair) {
     CHECK(log.last[1] == log.first[1]);
   }
   // Drawn, with every processor, drafts by repetition first, as many as the policy likes.
-  for (const double temperature : {0.0, 0.8}) {
+  for (const bool filtered : {false, true}) {
+    CAPTURE(filtered);
     sampling_options draws;
-    draws.temperature = temperature, draws.top_k = 40, draws.top_p = 0.95, draws.min_p = 0.01;
-    draws.repetition_penalty = 1.1, draws.presence_penalty = 0.1;
+    draws.temperature = 0.8;
+    if (filtered) draws.top_k = 40, draws.top_p = 0.95, draws.min_p = 0.01, draws.repetition_penalty = 1.1, draws.presence_penalty = 0.1;
     ngram_drafter lookup;
     cascade_drafter both(lookup, drafter);
     speculative_decoder drawing(session, both, sampling(draws), adaptive());

@@ -60,6 +60,20 @@ class stub_target {
     rows_ = 1;
     set_row(0, committed_);
   }
+  /// In pieces of three tokens, asking before each.
+  template <class GoOn>
+  bool prefill(std::span<const token_id> tokens, GoOn&& go_on) {
+    for (std::size_t begin = 0; begin < tokens.size(); begin += 3) {
+      if (!go_on()) return false;
+      if (begin == 0) note("prefill " + std::to_string(committed()) + ":", tokens);
+      const auto piece = tokens.subspan(begin, (std::min)(std::size_t{3}, tokens.size() - begin));
+      committed_.insert(committed_.end(), piece.begin(), piece.end());
+    }
+    pending_.clear();
+    rows_ = 1;
+    set_row(0, committed_);
+    return true;
+  }
   void verify(std::span<const token_id> tokens) {
     note("verify " + std::to_string(committed()) + ":", tokens);
     pending_.assign(tokens.begin(), tokens.end());

@@ -143,6 +143,29 @@ TEST_CASE("a stop string across drafts ends the text there, its tokens leave the
   }
 }
 
+TEST_CASE("bytes of a character that begins a stop string leave with it") {
+  std::string text;
+  text_stream stream(tokens(), [&](std::string_view piece) { return text += piece, true; }, {"é"});
+  std::size_t needed = 0;
+  for (const token_id token : written("And é")) {
+    if (stream(token)) break;
+    if (!text.ends_with(' ')) needed = stream.tokens_of_text();
+  }
+  const std::vector<token_id> all = written("And ");
+  CHECK(text == "And ");
+  CHECK(stream.tokens_of_text() == all.size());
+  CHECK(needed <= all.size());
+}
+
+TEST_CASE("a callback that wants no more is not called again") {
+  std::size_t calls = 0;
+  text_stream stream(tokens(), [&](std::string_view) { return ++calls < 2; }, {"light be"});
+  for (const token_id token : tokens().encode("And God said, Let there be light"))
+    if (stream(token)) break;
+  stream.finish();
+  CHECK(calls == 2);
+}
+
 TEST_CASE("an empty stop string is refused") {
   const std::string sentence = testing::refusal(error_code::argument_invalid, [] {
     text_stream(tokens(), [](std::string_view) { return true; }, {"a", ""});

@@ -40,6 +40,7 @@ using grouped_types =
 /// How a KV cache may store keys and values. Every backend supplies attention_ops for each of them.
 using kv_types = type_list<float, bf16, q8_0>;
 
+/// Whether a type is one of these.
 template <class W>
 concept listed_weight = detail::is_listed<W, weight_types>;
 template <class G>
@@ -194,6 +195,7 @@ concept has_attend = requires(context_of<B>& ctx, matrix_for<float, B> out, matr
   noexcept->std::same_as<void>;
 };
 
+/// Whether a backend has all ops of a struct, see ops.hpp; check_backend() names the first that is missing.
 template <class B, class W>
 concept linear_backend =
     has_matmul<B, W> && has_matmul_prompt<B, W> && has_expert_matmul<B, W> && has_gathered_matmul<B, W> && has_gather_rows<B, W>;

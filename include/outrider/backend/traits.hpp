@@ -25,6 +25,7 @@ struct execution {
 template <class Backend>
 struct backend_traits;
 
+/// What a backend's traits name, and views into its memory.
 template <class Backend>
 using space_of = typename backend_traits<Backend>::space;
 template <class Backend>

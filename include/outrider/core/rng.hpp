@@ -9,6 +9,7 @@
 
 namespace outrider {
 
+/// 128 bits, the lowest word first.
 struct philox_words {
   std::uint32_t word[4] = {};
   bool operator==(const philox_words&) const = default;

@@ -11,19 +11,22 @@
 
 namespace outrider {
 
-/// Any drafter for one type of target, chosen at run time: one decoder then serves them all. Owns its drafter; one call more per round.
+/// Any drafter for one type of target, chosen at run time: one decoder then serves them all. Owns its drafter; one call more per round. As
+/// thread-safe as that is.
 template <class Target>
 class any_drafter {
  public:
   static constexpr draft_needs needs{};  // those of the drafter inside were checked when it came in
 
   template <class Drafter>
-    requires(!std::same_as<std::remove_cvref_t<Drafter>, any_drafter>)
+    requires(!std::same_as<std::remove_cvref_t<Drafter>, any_drafter> && drafter<Drafter>)
   any_drafter(Drafter drafter) : drafter_(std::make_unique<holder<Drafter>>(std::move(drafter))) {
     static_assert(check_drafter<Drafter, Target>());
   }
 
+  /// Errors: pair_mismatch, if the drafter inside asks.
   void check(const Target& target) const { drafter_->check(target); }
+  void reserve(std::size_t positions) { drafter_->reserve(positions); }
   std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
     return drafter_->propose(target, request, out);
   }
@@ -34,6 +37,7 @@ class any_drafter {
   struct base {
     virtual ~base() = default;
     virtual void check(const Target& target) const = 0;
+    virtual void reserve(std::size_t positions) = 0;
     virtual std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) = 0;
     [[nodiscard]] virtual const char* source() const noexcept = 0;
   };
@@ -43,6 +47,9 @@ class any_drafter {
     explicit holder(Drafter d) : drafter(std::move(d)) {}
     void check([[maybe_unused]] const Target& target) const override {
       if constexpr (requires { drafter.check(target); }) drafter.check(target);
+    }
+    void reserve([[maybe_unused]] std::size_t positions) override {
+      if constexpr (requires { drafter.reserve(positions); }) drafter.reserve(positions);
     }
     std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) override {
       return drafter.propose(target, request, out);

@@ -47,7 +47,10 @@ class assistant_drafter {
       const bool ask = !request.confidence.empty() || request.min_confidence > 0;
       float confidence = 0;
       token = choose(step, request, request.text.size() + j, ask ? &confidence : nullptr);
-      if (ask && confidence < request.min_confidence) return j;
+      if (ask && confidence < request.min_confidence) {
+        if (request.doubted) *request.doubted = true;
+        return j;
+      }
       out[j] = token;
       if (!request.confidence.empty()) request.confidence[j] = confidence;
       if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end()) return j + 1;

@@ -25,8 +25,8 @@ struct batch_request {
   std::vector<token_id> prompt;
   generate_options options = {};
   sampling_options sampling = {};
-  std::optional<std::size_t> prefix = {};  // a slot of the batch whose committed tokens the prompt goes on behind; it stays as it is
-  std::function<std::optional<finish_reason>(token_id)> on_token = {};  // as generate()'s emit; why to stop, or nothing
+  std::optional<std::size_t> prefix = {};  // a slot of the batch whose committed tokens the prompt goes on behind; see submit()
+  std::function<std::optional<finish_reason>(token_id)> on_token = {};  // every token as it is chosen; why to stop, or nothing
   std::function<void(const generation&)> on_finish = {};
 };
 
@@ -37,6 +37,7 @@ struct batch_request {
 ///     decoder.submit({...});              any number, at any time, from callbacks too
 ///     while (decoder.step()) {}
 ///
+/// A text's slot is closed when it ends: what goes on is another request (for which a prefix may be kept). generation::kept is all its tokens.
 /// The tokens of each text are those that generate() writes with the same prompt and options alone, bit for bit (with row-exact prompts, see
 /// gemma4::batch). Order: texts begin in the order of submission, as slots are free; in a pass each gets its rows in turn, a chunk of a prompt
 /// or a token with its drafts, and who found no room in one pass comes first in the next. Memory: that of the batch's slots and of the requests
@@ -52,10 +53,12 @@ class batch_decoder {
   using request_id = std::uint64_t;
 
   /// Every text gets a copy of `length`. Where several texts share a pass its time says nothing of one of them, so that policies keep the
-  /// costs they were given: see calibrate(). Errors: argument_invalid if max_waiting is 0.
+  /// costs they were given: see calibrate(). Errors: argument_invalid if max_waiting is 0, pair_mismatch if the drafter was made for another
+  /// model.
   batch_decoder(Batch& batch, Drafter& drafter, Length length = Length(), std::size_t max_waiting = 4096)
       : batch_(&batch), drafter_(&drafter), length_(std::move(length)), max_waiting_(max_waiting) {
     if (max_waiting == 0) throw error(error_code::argument_invalid, "outrider: a queue for 0 requests takes none; at least 1 is needed");
+    if constexpr (requires(const target& view) { drafter.check(view); }) drafter.check(target(batch, 0));
     texts_.reserve(batch.max_sequences());
     entries_.reserve(batch.max_sequences());
     rows_of_.reserve(batch.max_sequences());
@@ -67,7 +70,8 @@ class batch_decoder {
     for (const auto& text : texts_) batch_->close(text->slot);
   }
 
-  /// Puts a text at the end of the queue. Errors: those of generate(), and of speculative_decoder::generate() for drafts; argument_invalid for
+  /// Puts a text at the end of the queue. A prefix must stay as it is until the text has begun; afterwards it may change or be closed. Limits
+  /// of time count from then too. Errors: those of generate(), and of speculative_decoder::generate() for drafts; argument_invalid for
   /// sampling that is not allowed, for a prefix that is no open slot, and if max_waiting requests wait.
   request_id submit(batch_request request) {
     if (waiting_.size() >= max_waiting_)
@@ -77,15 +81,17 @@ class batch_decoder {
       throw error(error_code::argument_invalid, "outrider: slot " + std::to_string(*request.prefix) + " holds no sequence to go on behind");
     detail::check_request(*batch_, request.prefix ? batch_->committed(*request.prefix) : 0, request.prompt, request.options);
     detail::most_drafts(*batch_, request.options);
-    waiting_.push_back({next_id_, std::move(request)});
+    std::vector<token_id> prefix;
+    if (request.prefix) prefix.assign(batch_->tokens(*request.prefix).begin(), batch_->tokens(*request.prefix).end());
+    waiting_.push_back({next_id_, std::move(request), std::move(prefix)});
     return next_id_++;
   }
 
   /// Ends a text as cancelled, between two steps or from a callback; on_finish hears of it within the next step. False if there is none of this
-  /// id any more.
+  /// id that has not ended.
   bool cancel(request_id id) {
     for (const auto& text : texts_)
-      if (text->id == id) return text->is_cancelled = true;
+      if (text->id == id && !text->is_done) return text->is_cancelled = true;
     for (auto& waiter : waiting_)
       if (waiter.id == id) return waiter.is_cancelled = true;
     return false;
@@ -94,18 +100,16 @@ class batch_decoder {
   [[nodiscard]] std::size_t waiting() const noexcept { return waiting_.size(); }
   [[nodiscard]] std::size_t running() const noexcept { return texts_.size(); }
 
-  /// One pass over as many texts as have room in it. False if nothing is left to do. What a callback throws ends its own text, and is thrown
-  /// on when the step is complete. Errors: out_of_memory, which ends the text that met it.
+  /// One pass over as many texts as have room in it. False if nothing is left to do. What a callback or the drafter throws ends the text it is
+  /// about, and is thrown on when the step is complete; of several the first. Errors: out_of_memory, which ends the texts that met it;
+  /// argument_invalid if a text's prefix is no longer what it was, which ends that text, and if texts wait, none runs and no slot is free.
   bool step() {
     failure_ = nullptr;
     admit();
     drop_interrupted();
     gather();
-    if (!entries_.empty()) {
-      const double begin = clock_of_pass();
-      batch_->forward(entries_);
-      for (std::size_t i = 0; i < entries_.size(); ++i) advance(*rows_of_[i], i, begin);
-    }
+    if (!entries_.empty()) pass();
+    std::rotate(texts_.begin(), texts_.begin() + static_cast<std::ptrdiff_t>(served_), texts_.end());  // who got nothing comes first
     std::erase_if(texts_, [&](const auto& text) { return text->is_done; });
     if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
     return !texts_.empty() || !waiting_.empty();
@@ -117,6 +121,7 @@ class batch_decoder {
   struct waiting_text {
     request_id id;
     batch_request request;
+    std::vector<token_id> prefix;  // what the slot of that name held when it was submitted
     bool is_cancelled = false;
   };
   struct running_text {
@@ -129,6 +134,7 @@ class batch_decoder {
     std::size_t prompt_left;  // tokens of the prompt not processed yet
     round_record record = {};
     detail::round_buffers buffers = {};
+    double pass_seconds = 0;
     bool is_drafted = false;  // the round's drafts are made, its pass was full
     bool is_cancelled = false, is_done = false;
 
@@ -142,29 +148,65 @@ class batch_decoder {
           prompt_left(request.prompt.size()) {}
   };
 
-  /// Opens slots for those who wait.
+  /// Opens slots for those who wait, after sorting out who does not want to any more.
   void admit() {
-    while (!waiting_.empty() && (waiting_.front().is_cancelled || batch_->size() < batch_->max_sequences())) {
-      waiting_text next = std::move(waiting_.front());
-      waiting_.pop_front();
-      if (next.is_cancelled) {
-        generation nothing;
-        nothing.finish = finish_reason::cancelled;
-        report(next.request, nothing);
+    for (std::size_t i = 0; i < waiting_.size();) {
+      if (!waiting_[i].is_cancelled && !waiting_[i].request.options.cancel.stop_requested()) {
+        ++i;
         continue;
       }
+      const waiting_text gone = std::move(waiting_[i]);
+      waiting_.erase(waiting_.begin() + static_cast<std::ptrdiff_t>(i));
+      report_unborn(gone.request);
+    }
+    while (!waiting_.empty() && batch_->size() < batch_->max_sequences()) {
+      waiting_text next = std::move(waiting_.front());
+      waiting_.pop_front();
+      if (!next.request.on_token) next.request.on_token = [](token_id) { return std::nullopt; };
       std::optional<std::size_t> slot;
       try {
-        slot = next.request.prefix ? batch_->fork(*next.request.prefix) : batch_->add();
-        if (!next.request.on_token) next.request.on_token = [](token_id) { return std::nullopt; };
-        texts_.push_back(std::make_unique<running_text>(next.id, std::move(next.request), *slot, length_, *batch_));
-        batch_->reserve(*slot, texts_.back()->text.most_positions());
+        slot = slot_for(next);
+        auto text = std::make_unique<running_text>(next.id, next.request, *slot, length_, *batch_);
+        batch_->reserve(*slot, text->text.most_positions());
+        if constexpr (requires { drafter_->reserve(std::size_t{}); }) drafter_->reserve(text->text.most_positions());
+        texts_.push_back(std::move(text));
       } catch (...) {
-        if (!texts_.empty() && texts_.back()->id == next.id) texts_.pop_back();
-        if (slot) batch_->close(*slot);
         remember_failure();
+        if (slot) batch_->close(*slot);
+        report_unborn(next.request);
       }
     }
+    if (texts_.empty() && !waiting_.empty() && !failure_)
+      failure_ = std::make_exception_ptr(
+          error(error_code::argument_invalid, "outrider: " + std::to_string(waiting_.size()) + " texts wait, none runs, and all " +
+                                                  std::to_string(batch_->max_sequences()) + " slots of the batch are held by others"));
+  }
+  std::size_t slot_for(const waiting_text& next) {
+    if (!next.request.prefix) return batch_->add();
+    const std::size_t prefix = *next.request.prefix;
+    if (!batch_->is_open(prefix) || !std::ranges::equal(batch_->tokens(prefix), next.prefix))
+      throw error(error_code::argument_invalid, "outrider: slot " + std::to_string(prefix) + " no longer holds the " +
+                                                    std::to_string(next.prefix.size()) + " tokens it held when a text was to go on behind");
+    return batch_->fork(prefix);
+  }
+  /// A text that ends before it began.
+  void report_unborn(const batch_request& request) {
+    generation nothing;
+    nothing.finish = finish_reason::cancelled;
+    report(request, nothing);
+  }
+
+  /// The pass over what was gathered.
+  void pass() {
+    for (running_text* t : rows_of_) t->pass_seconds = t->text.now();
+    try {
+      batch_->forward(entries_);
+    } catch (...) {
+      for (running_text* t : rows_of_) fail(*t);
+      return;
+    }
+    for (running_text* t : rows_of_) t->pass_seconds = t->text.now() - t->pass_seconds;
+    for (std::size_t i = 0; i < entries_.size(); ++i) advance(*rows_of_[i], i);
   }
 
   void drop_interrupted() {
@@ -181,14 +223,17 @@ class batch_decoder {
   void gather() {
     entries_.clear();
     rows_of_.clear();
-    if (texts_.empty()) return;
-    turn_ %= texts_.size();
-    std::size_t room = batch_->max_rows(), taken = 0;
-    for (; taken < texts_.size(); ++taken) {
-      running_text& t = *texts_[(turn_ + taken) % texts_.size()];
-      if (!add_rows(t, room)) break;
+    served_ = 0;
+    std::size_t room = batch_->max_rows();
+    while (served_ < texts_.size()) {
+      running_text& t = *texts_[served_];
+      try {
+        if (!add_rows(t, room)) break;
+      } catch (...) {  // of the drafter
+        fail(t);
+      }
+      ++served_;
     }
-    turn_ += taken;
   }
 
   /// False if the text's rows do not fit. Neither a chunk nor a round is ever cut.
@@ -218,22 +263,16 @@ class batch_decoder {
     t.is_drafted = true;
   }
 
-  [[nodiscard]] double clock_of_pass() const {
-    return rows_of_.front()->text.now();  // times are kept only where a text has a clock; mixed clocks are the caller's affair
-  }
-
   /// What the pass means for one text.
-  void advance(running_text& t, std::size_t entry, double begin) {
+  void advance(running_text& t, std::size_t entry) {
     try {
       if (t.prompt_left != 0) {
         advance_prompt(t, entry);
       } else {
-        advance_round(t, entry, begin);
+        advance_round(t, entry);
       }
     } catch (...) {
-      remember_failure();
-      t.text.finish(finish_reason::caller);
-      end(t);
+      fail(t);
     }
   }
   void advance_prompt(running_text& t, std::size_t entry) {
@@ -246,34 +285,33 @@ class batch_decoder {
     t.text.prompt_is_done();
     if (t.request.options.max_new_tokens == 0 || !t.text.push(first)) end(t);
   }
-  void advance_round(running_text& t, std::size_t entry, double begin) {
+  void advance_round(running_text& t, std::size_t entry) {
     t.is_drafted = false;
     round_record& record = t.record;
+    const double begin = t.text.now();
     record.accepted =
         detail::verify_round<B>(batch_->context(), batch_->logits(entry), *drafter_, t.sampler, t.text, record.drafted, t.buffers);
-    record.verify_seconds = t.text.now() - begin;
+    record.verify_seconds = t.pass_seconds + (t.text.now() - begin);
     round_record heard = record;
     if (entries_.size() > 1) heard.verify_seconds = heard.draft_seconds = 0;
     t.length.record(heard);
 
     bool go_on = true;
     std::size_t kept = 0;
-    const auto commit = [&] {
-      batch_->commit(t.slot, kept);
-      record.accepted = (std::min)(record.accepted, kept);
-      record.emitted = kept;
-    };
-    try {
-      while (go_on && kept <= record.accepted) go_on = t.text.push(t.buffers.picks[kept++]);
-    } catch (...) {
-      commit();
-      throw;
-    }
-    commit();
+    while (go_on && kept <= record.accepted) go_on = t.text.push(t.buffers.picks[kept++]);
+    batch_->commit(t.slot, kept);
+    record.accepted = (std::min)(record.accepted, kept);
+    record.emitted = kept;
     t.text.count_pass(record);
     if (!go_on) end(t);
   }
 
+  /// Ends a text because of the exception at work.
+  void fail(running_text& t) {
+    remember_failure();
+    t.text.finish(finish_reason::caller);
+    end(t);
+  }
   void end(running_text& t) {
     if (std::exchange(t.is_done, true)) return;
     const generation result = t.text.settle(*batch_);
@@ -294,7 +332,8 @@ class batch_decoder {
   Batch* batch_;
   Drafter* drafter_;
   Length length_;
-  std::size_t max_waiting_, turn_ = 0;
+  std::size_t max_waiting_;
+  std::size_t served_ = 0;  // texts, from the first on, that found room in this pass
   request_id next_id_ = 1;
   std::deque<waiting_text> waiting_;
   std::vector<std::unique_ptr<running_text>> texts_;  // texts_ and waiting_ may grow from a callback, so nothing holds iterators across one

@@ -40,13 +40,14 @@ inline void fill_between(draft_costs& costs) noexcept {
 /// its first rounds, and a prior for decoding without a clock. A short prompt of arbitrary ids is processed, drafts and passes of 1, 2, 4, …
 /// rows are timed, the faster of two; the rest is interpolated. `target` must be empty and is again afterwards; with a long text in the cache
 /// passes cost more. Behind the prompt and the pass of one row nothing is started that would end beyond `limit` by what is known then.
-/// Errors: argument_invalid for a target that holds tokens, is too small, or does not take most_drafts.
+/// Errors: pair_mismatch if the drafter was made for another target; argument_invalid for a target that holds tokens, is too small, or does not take most_drafts.
 template <class Target, drafter_for<Target> Drafter>
 draft_costs calibrate(Target& target, Drafter& drafter, std::size_t most_drafts,
                       std::chrono::duration<double> limit = std::chrono::milliseconds(250)) {
   const auto refuse = [](const std::string& what) { throw error(error_code::argument_invalid, "outrider: " + what); };
   if (target.committed() != 0)
     refuse("calibrate() needs an empty target, this one holds " + std::to_string(target.committed()) + " positions");
+  if constexpr (requires { drafter.check(std::as_const(target)); }) drafter.check(std::as_const(target));
   const std::size_t most_rows = (std::min)(static_cast<std::size_t>(target.max_draft()), max_draft_length) + 1;
   if (most_drafts >= most_rows)
     refuse(std::to_string(most_drafts) + " drafts to calibrate, this target takes up to " + std::to_string(most_rows - 1));

@@ -55,6 +55,11 @@ class cascade_drafter {
     if constexpr (requires { second_->check(target); }) second_->check(target);
   }
 
+  void reserve([[maybe_unused]] std::size_t positions) {
+    if constexpr (requires { first_->reserve(positions); }) first_->reserve(positions);
+    if constexpr (requires { second_->reserve(positions); }) second_->reserve(positions);
+  }
+
   /// The draft of `first` if it has min_length tokens or fills `out`, else that of `second`, be it shorter.
   template <detail::suits_all<First, Second> Target>
   std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
@@ -74,9 +79,7 @@ class cascade_drafter {
   /// Whose answer the last proposal was: 0 the first, 1 the second. 0 before any.
   [[nodiscard]] std::size_t last_source() const noexcept { return last_source_; }
   /// Its name, for traces; "first" or "second" if it has none.
-  [[nodiscard]] const char* source() const noexcept {
-    return last_source_ == 0 ? label_of<First>("first") : label_of<Second>("second");
-  }
+  [[nodiscard]] const char* source() const noexcept { return last_source_ == 0 ? label_of<First>("first") : label_of<Second>("second"); }
   /// Since construction. Precondition: source is 0 or 1.
   [[nodiscard]] contribution from(std::size_t source) const noexcept {
     OUTRIDER_ASSERT(source < 2);

@@ -54,6 +54,7 @@ fixed(std::size_t)->fixed<>;
 /// 4, the length the assistants are said to be trained at; transformers' 20 is meant for whole small models as assistants.
 class heuristic {
  public:
+  /// `start` is brought into 1 … max_draft_length.
   explicit heuristic(std::size_t start = 4) noexcept : count_(std::clamp<std::size_t>(start, 1, max_draft_length)) {}
   [[nodiscard]] draft_plan plan(std::size_t most) const noexcept { return {.drafts = (std::min)(count_, most)}; }
   void record(const round_record& round) noexcept {
@@ -95,9 +96,8 @@ class adaptive {
   }
 
   void record(const round_record& round) noexcept {
-    const bool refused = round.drafted < planned_.drafts;  // drafting ended early; most often a further draft was made, and not sure enough
-    const bool gated = refused && planned_.bucket > 0;
-    const std::size_t steps = round.drafted + (refused ? 1 : 0);
+    const bool gated = round.doubted && planned_.bucket > 0;
+    const std::size_t steps = round.drafted + (round.doubted ? 1 : 0);  // the doubted draft was made too
     if (probing_)
       credit_ -= planned_.cost - planned_.tokens;
     else if (round.drafted == 0)

@@ -22,7 +22,8 @@ struct draft_request {
   std::span<const token_id> eos;   // drafting ends behind one of these
   std::span<const token_id> suppress;  // never proposed
   std::span<float> confidence = {};    // as long as `out`, or empty if nobody asks: the drafter's own probability of each token; 0: unknown
-  float min_confidence = 0;            // drafting ends before a token that the drafter gives less than this
+  float min_confidence = 0;            // drafting ends before a token that the drafter gives less than this,
+  bool* doubted = nullptr;             // and then sets this, if somebody asks
   sampling* coupling = nullptr;        // draws tokens by the target's own noise; null: the most likely ones
 
   [[nodiscard]] token_id last() const noexcept { return text.back(); }
@@ -38,6 +39,7 @@ template <class D>
 concept drafter = requires {
   { D::needs } -> std::convertible_to<draft_needs>;
 };
+/// … and can guess for this target. propose() may throw what the target's or its own ops throw (out_of_memory at most); it should not allocate.
 template <class D, class Target>
 concept drafter_for = drafter<D> && requires(D& d, const Target& target, const draft_request& request, std::span<token_id> out) {
   { d.propose(target, request, out) } -> std::same_as<std::size_t>;
@@ -47,6 +49,7 @@ concept drafter_for = drafter<D> && requires(D& d, const Target& target, const d
 template <class T, class B>
 concept in_space_of = std::same_as<space_of<typename T::backend_type>, space_of<B>>;
 
+/// What a target may offer to drafters, see draft_needs.
 template <class T>
 concept provides_hidden = requires(const T& target) {
   { target.hidden() } -> std::convertible_to<matrix_for<const float, typename T::backend_type>>;

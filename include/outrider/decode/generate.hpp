@@ -29,8 +29,10 @@ using decode_clock = double (*)() noexcept;
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/// What a text may become, and how it is written. Values that mean nothing are refused, see check().
 struct generate_options {
-  std::size_t max_new_tokens = 128;
+  std::size_t max_new_tokens =
+      128;  // behind the prompt; memory for all of them is taken first. 0: the prompt is processed and nothing chosen
   std::optional<std::size_t> draft = {};  // most drafts per round, 0 = plain; not given: as many as the target takes. generate() ignores it
   std::vector<token_id> eos = {};         // any of them ends the text and is its last token; one outside the vocabulary never comes
   std::vector<token_id> suppress = {};    // never chosen, never drafted
@@ -41,12 +43,22 @@ struct generate_options {
   std::function<void(const round_record&)> on_pass = {};         // told of every pass behind the prompt
 };
 
-enum class finish_reason : std::uint8_t { max_new_tokens, end_of_text, stop_string, context_full, time_budget, cancelled, caller };
+/// Why a text ended.
+enum class finish_reason : std::uint8_t {
+  max_new_tokens,  // it has as many tokens as were wanted
+  end_of_text,     // its last token is one of options.eos
+  stop_string,     // text_stream met one
+  context_full,    // the target has no position left to process its last token in
+  time_budget,     // the time is over
+  cancelled,       // options.cancel, or batch_decoder::cancel()
+  caller,          // a callback said stop
+};
 [[nodiscard]] constexpr const char* name_of(finish_reason reason) noexcept {
   constexpr const char* names[] = {"max_new_tokens", "end_of_text", "stop_string", "context_full", "time_budget", "cancelled", "caller"};
   return names[static_cast<std::size_t>(reason)];
 }
 
+/// A text that has ended.
 struct generation {
   finish_reason finish = finish_reason::max_new_tokens;
   std::size_t kept = 0;  // tokens of the text that stay in the sequence: all, but for those that only a stop string needed
@@ -193,6 +205,7 @@ class text_in_progress {
   }
   void prompt_is_done() noexcept {
     decode_begin_ = now();
+    is_prompt_done_ = true;
     result_.stats.prefill_seconds = decode_begin_ - begin_;
   }
   void count_pass(const round_record& record) {
@@ -206,7 +219,10 @@ class text_in_progress {
   /// The end: closes the times, and drops tokens behind the text that a stop string left, if the target can.
   template <class Target>
   generation settle(Target& target) {
-    result_.stats.decode_seconds = now() - decode_begin_;
+    if (is_prompt_done_)
+      result_.stats.decode_seconds = now() - decode_begin_;
+    else
+      result_.stats.prefill_seconds = now() - begin_;
     result_.kept = result_.stats.tokens;
     if constexpr (requires {
                     emit_.tokens_of_text();
@@ -240,6 +256,7 @@ class text_in_progress {
   generation result_;
   std::vector<token_id> tokens_;
   double begin_ = 0, decode_begin_ = 0;
+  bool is_prompt_done_ = false;
   std::size_t max_positions_, prompt_end_;
 };
 

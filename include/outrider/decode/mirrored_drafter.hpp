@@ -59,6 +59,7 @@ class mirrored_target {
 
 /// Lets a drafter on backend B draft for a target whose memory B cannot read: before each round the keys and values that are newly committed
 /// are copied, with the hidden state, and during it each embedding. A drafter on another backend in the same memory needs none of this.
+/// For one text at a time: where several take turns, as in a batch, everything behind their common prefix is copied at every change.
 /// Borrows the drafter; one thread at a time.
 template <backend_tag B, class Drafter, class Target>
 class mirrored_drafter {

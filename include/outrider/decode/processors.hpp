@@ -52,6 +52,7 @@ struct candidate {
   double score = 0;
 };
 
+/// An entry of a distribution: a list with each token once, the rest having none.
 struct token_probability {
   token_id id = 0;
   double probability = 0;
@@ -101,6 +102,11 @@ class row_processor {
   explicit row_processor(const sampling_options& options) : options_(options) { check(options); }
 
   [[nodiscard]] const sampling_options& options() const noexcept { return options_; }
+  /// Takes the memory that rows of so many columns need. Errors: out_of_memory.
+  void reserve(std::size_t columns) {
+    static_cast<void>(list_.first(columns));
+    if (options_.top_p < 1) static_cast<void>(edge_.first(columns));
+  }
   [[nodiscard]] bool penalises() const noexcept {
     return options_.repetition_penalty != 1 || options_.presence_penalty != 0 || options_.frequency_penalty != 0;
   }
@@ -120,7 +126,9 @@ class row_processor {
     for (const token_id id : distinct.first(size)) {
       const auto c = static_cast<std::size_t>(id);
       const double s = double{logits[c]}, r = options_.repetition_penalty;
-      logits[c] = static_cast<float>((s < 0 ? s * r : s / r) - options_.presence_penalty - options_.frequency_penalty * counts[c]);
+      const double taken = options_.presence_penalty + options_.frequency_penalty * counts[c];
+      constexpr double most = (std::numeric_limits<float>::max)();  // what is beyond stays comparable; −∞ stays what it is
+      if (std::isfinite(s)) logits[c] = static_cast<float>(std::clamp((s < 0 ? s * r : s / r) - taken, -most, most));
       counts[c] = 0;
     }
   }

@@ -101,6 +101,7 @@ class sampling {
     for (std::size_t r = 0; r < logits.rows; ++r) processor_.penalise({logits.row(r), logits.cols}, text.first(before + r));
     pointwise_ops<B>::argmax(ctx, out, logits, {});
     if (options().temperature == 0) return;
+    processor_.reserve(logits.cols);  // a drafter's coupled draw needs it later, and it is taken once
     for (std::size_t r = 0; r < logits.rows; ++r)
       out[r] = choose({logits.row(r), logits.cols}, {}, static_cast<std::size_t>(out[r]), before + r);
   }

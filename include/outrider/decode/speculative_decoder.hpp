@@ -32,13 +32,13 @@ round_record draft_round(const Target& target, Drafter& drafter, Sampler& sample
   const generate_options& options = text.options();
   round_record record{.position = text.tokens().size()};
   b.rows[0] = text.tokens().back();
-  if (most == 0) return record;
-  const double begin = text.now();
   const draft_plan plan = length.plan(most);
+  const double begin = text.now();
   const std::size_t wanted = (std::min)(plan.drafts, most);
   if (wanted != 0) {
     draft_request request{text.tokens(), options.eos, options.suppress};
     request.min_confidence = (std::max)(options.min_confidence, plan.min_confidence);
+    request.doubted = &record.doubted;
     if (plan.wants_confidence) {
       std::fill_n(b.confidence.begin(), wanted, 0.0f);
       request.confidence = std::span(b.confidence).first(wanted);
@@ -68,6 +68,7 @@ std::size_t verify_round(context_of<B>& ctx, matrix_for<float, B> logits, [[mayb
     const auto& suppress = text.options().suppress;
     if (!suppress.empty()) pointwise_ops<B>::mask(ctx, logits, {}, suppress.data(), suppress.size());
     const std::span<const std::span<const token_probability>> proposals = drafter.proposals();
+    OUTRIDER_ASSERT(proposals.size() >= drafted);
     sampler.template pick_against<B>(ctx, logits, with_drafts, proposals.first(drafted), picks.data());
   } else {
     choose<B>(ctx, logits, text.options().suppress, sampler, with_drafts, picks);

@@ -23,7 +23,7 @@ namespace outrider {
 /// Call finish() behind generate(): it shows what was held back. Borrows the tokenizer; one thread at a time.
 class text_stream {
  public:
-  using callback = std::function<bool(std::string_view)>;
+  using callback = std::function<bool(std::string_view)>;  // false: no more
 
   /// Errors: argument_invalid for an empty stop string.
   text_stream(const tokenizer& tokens, callback on_text, std::vector<std::string> stops = {})
@@ -33,10 +33,11 @@ class text_stream {
   }
   text_stream(const tokenizer&& tokens, callback on_text, std::vector<std::string> stops = {}) = delete;  // it must outlive the stream
 
-  /// The next token; why the text ends, if it does.
+  /// The next token; why the text ends, if it does. Errors: argument_invalid for an id outside the vocabulary.
   std::optional<finish_reason> operator()(token_id token) {
+    const bool is_whole = detokenizer_.is_between_characters();
     const std::string_view text = detokenizer_.push(token);
-    if (shown_ == decoded_) {  // nothing is held back: the tokens so far stay
+    if (is_whole && shown_ == decoded_) {  // nothing is held back: the tokens so far stay
       settled_ += ends_.size();
       settled_bytes_ = decoded_;
       ends_.clear();
@@ -44,27 +45,20 @@ class text_stream {
     decoded_ += text.size();
     ends_.push_back(decoded_);
     const bool go_on = show(stops_.push(text));
-    if (stops_.stopped()) {
-      stopped_ = true;
-      return finish_reason::stop_string;
-    }
+    if (!go_on) refused_ = true;
+    if (stops_.stopped()) return finish_reason::stop_string;
     return go_on ? std::nullopt : std::optional(finish_reason::caller);
   }
 
-  /// The end of the text: shows what was held back. The stream is as new afterwards.
+  /// The end of the text: shows what was held back, unless on_text has said that it wants no more. The stream is as new afterwards.
   void finish() {
-    std::string rest;
-    if (!stopped_) {
-      rest = stops_.push(detokenizer_.finish());
-      rest += stops_.finish();
-    } else {
-      static_cast<void>(detokenizer_.finish());
-      static_cast<void>(stops_.finish());
-    }
-    show(rest);
+    const bool is_over = refused_ || stops_.stopped();
+    std::string rest(stops_.push(detokenizer_.finish()));
+    rest += stops_.finish();
+    if (!is_over) show(rest);
     shown_ = decoded_ = settled_ = settled_bytes_ = 0;
     ends_.clear();
-    stopped_ = false;
+    refused_ = false;
   }
 
   /// How many of the tokens the text shown so far needs: up to the one that brought its last byte, and those of no text behind it that came
@@ -87,7 +81,7 @@ class text_stream {
   std::size_t decoded_ = 0, shown_ = 0;          // bytes
   std::size_t settled_ = 0, settled_bytes_ = 0;  // tokens that stay whatever comes, and their text
   std::vector<std::size_t> ends_;                // bytes of text up to each token behind these
-  bool stopped_ = false;
+  bool refused_ = false;
 };
 
 }  // namespace outrider

@@ -15,6 +15,7 @@
 
 namespace outrider::gemma4 {
 
+/// Limits of a batch; they decide how much memory it takes.
 struct batch_options {
   std::size_t max_sequences = 8;  // slots
   std::size_t max_rows = 0;  // most rows of a pass, all sequences together; 0 = a chunk of a prompt and a full verification of every slot

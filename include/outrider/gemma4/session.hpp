@@ -12,6 +12,7 @@
 
 namespace outrider::gemma4 {
 
+/// Limits of a session; they decide how much memory it takes.
 struct session_options {
   std::size_t max_draft = max_draft_length;  // most drafts a verify pass may carry
   std::size_t prompt_chunk = 128;  // prompt rows per pass; part of the configuration, since prompts may round differently by chunk
@@ -98,7 +99,9 @@ class session {
     prefill(tokens, [] { return true; });
   }
 
-  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a row for each token.
+  /// Processes up to max_draft() + 1 tokens in one pass; their keys are pending until commit(), or forgotten by the next pass. logits() has a
+  /// row for each token. Precondition: ids in [0, V). Errors, before anything is written: argument_invalid for another number of tokens,
+  /// context_full, out_of_memory.
   void verify(std::span<const token_id> tokens) {
     if (tokens.empty() || tokens.size() > max_draft() + 1)
       throw error(error_code::argument_invalid, "outrider: a pass over " + std::to_string(tokens.size()) +
@@ -109,6 +112,7 @@ class session {
     last_row_ = tokens.size() - 1;
   }
   /// Keeps the keys of the first `rows` >= 1 tokens of the last verify() and forgets the others; hidden() is then the last kept row.
+  /// Errors: argument_invalid for 0 rows or more than are pending.
   void commit(std::size_t rows) {
     if (rows == 0) throw error(error_code::argument_invalid, "outrider: 0 rows to commit; the token a pass begins with is always kept");
     cache_.commit(rows);
@@ -116,11 +120,11 @@ class session {
     last_row_ = rows - 1;
   }
 
-  /// [rows of the last pass, V], soft-capped. Mutable: processors work in place.
+  /// [rows of the last pass, V], soft-capped, until the next pass. Mutable: processors work in place.
   [[nodiscard]] matrix_for<float, B> logits() const noexcept { return result_.logits; }
-  /// [1, H]: the state after the final norm of the last committed position.
+  /// [1, H]: the state after the final norm of the last committed position, until the next pass.
   [[nodiscard]] matrix_for<const float, B> hidden() const noexcept { return result_.hidden.slice_rows(last_row_, 1); }
-  /// The donors' keys and values, read by the drafter where they are.
+  /// The donors' keys and values, read by the drafter where they are; the ends are those of now, the memory lives as long as the session.
   [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept {
     shared_kv<Kv, space_of<B>> keys;
     for (const attention_kind kind : attention_kinds) {

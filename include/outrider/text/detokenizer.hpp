@@ -29,6 +29,9 @@ class detokenizer {
     repair_.push(bytes_, text_);
     return text_;
   }
+  /// Whether all tokens so far are text already: no character waits for its other bytes.
+  [[nodiscard]] bool is_between_characters() const noexcept { return repair_.is_empty(); }
+
   /// The end of the text: U+FFFD if a character was left incomplete, else nothing. The object is as new afterwards.
   [[nodiscard]] std::string_view finish() {
     text_.clear();

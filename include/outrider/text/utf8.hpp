@@ -48,6 +48,9 @@ class utf8_repair {
     for (const char byte : bytes) push(byte, out);
   }
 
+  /// Whether no incomplete character is pending.
+  [[nodiscard]] bool is_empty() const noexcept { return pending_size_ == 0; }
+
   /// Nothing follows: a pending incomplete character becomes one U+FFFD.
   void finish(std::string& out) {
     if (pending_size_ != 0) out += replacement;
