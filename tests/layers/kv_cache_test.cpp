@@ -899,3 +899,24 @@ TEST_CASE_TEMPLATE("pitfalls 46, 60: a row sees the last W positions with itself
     CHECK(std::abs(mean_seen({p + 1, window + 1}) - mean_of(p < window ? 0 : p - window, p)) < 0x1p-12f);
   }
 }
+
+TEST_CASE("positions up to 131,072 and beyond have their slots, in full layers and in rings") {
+  constexpr std::size_t window = 512, rows = 128, length = 140'000;
+  const std::array<kv_layer_shape, 2> shapes{kv_layer_shape{1, 1, 0}, kv_layer_shape{1, 1, window}};
+  cache_of<float> cache(shapes, rows, length);
+  context_of<reference> context{execution{}};
+  std::vector<float> numbers(rows);
+  for (std::size_t first = 0; first < length; first += rows) {
+    const std::size_t count = (std::min)(rows, length - first);
+    cache.extend(count);
+    for (std::size_t r = 0; r < count; ++r) numbers[r] = static_cast<float>(first + r);  // exact below 2^24
+    const matrix_view<const float> view{numbers.data(), count, 1, 1};
+    for (std::size_t layer = 0; layer < 2; ++layer) attention_ops<reference, float>::append(context, cache.layer(layer), view, view, first);
+    cache.commit(count);
+  }
+  for (const std::size_t p :
+       {std::size_t{0}, std::size_t{65'535}, std::size_t{65'536}, std::size_t{131'071}, std::size_t{131'072}, length - 1})
+    CHECK(*cache.layer(0).key(p, 0) == static_cast<float>(p));
+  for (std::size_t p = length - window - 1; p < length; ++p) CHECK(*cache.layer(1).value(p, 0) == static_cast<float>(p));
+  CHECK_THROWS_AS(cache.extend(1), error);
+}
