@@ -52,8 +52,8 @@ inline void add_model_options(CLI::App& app, model_options& args) {
   app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16", "q8_0"}));
   app.add_flag(
       "--exact-activations", args.exact_activations,
-      "Multiply quantised weights by activations as they are, instead of rounding those to 8 bits first: slower, and the last percent\n"
-      "of fidelity. Other weights are always multiplied so");
+      "Multiply quantised weights by activations as they are, instead of rounding those to 8 bits first: slower and slightly more\n"
+      "faithful. Weights in f32, f16 and bf16 are always multiplied so");
   app.set_version_flag("--version", OUTRIDER_VERSION);
 }
 

@@ -2,6 +2,10 @@
 #pragma once
 #include <cstddef>
 
+#if defined(__GNUC__) && __cplusplus < 202002L
+#error "outrider: needs C++20, -std=c++20 (Meson: default_options: 'cpp_std=c++20')"
+#endif
+
 /// Marks a function that device code may call as well: core formulas shared by host and device carry it.
 #if defined(__CUDACC__)
 #define OUTRIDER_HD __host__ __device__

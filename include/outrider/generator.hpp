@@ -43,6 +43,7 @@ struct generator_options {
 /// What a text may become.
 struct text_options {
   std::size_t max_new_tokens = 512;
+  std::optional<std::size_t> draft = {};                         // most drafts a round; 0: plain decoding
   sampling_options sampling = {};                                // greedy unless a temperature is given
   std::vector<std::string> stop = {};                            // strings that end the text and are not part of it
   double time_budget = std::numeric_limits<double>::infinity();  // seconds
@@ -77,13 +78,7 @@ class generator {
   template <class OnText>
     requires std::invocable<OnText&, std::string_view> written_text generate(std::string_view prompt, const text_options& options,
                                                                              OnText&& on_text) {
-      const std::vector<token_id> ids = parts_->tokens.encode(prompt);
-      return parts_->write(ids, options, [&](std::string_view text) {
-        if constexpr (std::is_void_v<std::invoke_result_t<OnText&, std::string_view>>)
-          return on_text(text), true;
-        else
-          return static_cast<bool>(on_text(text));
-      });
+      return generate(parts_->tokens.encode(prompt), options, std::forward<OnText>(on_text));
     }
   template <class OnText>
     requires std::invocable<OnText&, std::string_view> written_text generate(std::string_view prompt, OnText&& on_text) {
@@ -92,6 +87,18 @@ class generator {
   written_text generate(std::string_view prompt, const text_options& options = {}) {
     return generate(prompt, options, [](std::string_view) {});
   }
+
+  /// The same behind token ids: of a conversation, for instance, see encode_chat().
+  template <class OnText>
+    requires std::invocable<OnText&, std::string_view> written_text generate(std::span<const token_id> prompt, const text_options& options,
+                                                                             OnText&& on_text) {
+      return parts_->write(prompt, options, [&](std::string_view text) {
+        if constexpr (std::is_void_v<std::invoke_result_t<OnText&, std::string_view>>)
+          return on_text(text), true;
+        else
+          return static_cast<bool>(on_text(text));
+      });
+    }
 
   [[nodiscard]] const tokenizer& tokens() const noexcept { return parts_->tokens; }
   [[nodiscard]] const gemma4::model<B>& model() const noexcept { return parts_->model; }
@@ -146,6 +153,7 @@ class generator {
           options.stop);
       generate_options how;
       how.max_new_tokens = options.max_new_tokens;
+      how.draft = options.draft;
       how.eos = model.config().eos;
       how.suppress = model.config().suppress;
       how.time_budget = options.time_budget;
@@ -167,7 +175,8 @@ class generator {
   std::unique_ptr<parts> parts_;
 };
 
-/// The shortest way: outrider::load("gemma-4-E2B-it.gguf", "gemma-4-E2B-it-assistant.gguf").generate("Why is the sky blue?", print).
+/// The shortest way: outrider::load("gemma-4-E2B.gguf", "gemma-4-E2B-assistant.gguf").generate("Once upon a time", print). It measures first, for
+/// a quarter of a second or a short prompt and a pass, how many drafts pay.
 /// See generator; another backend: outrider::load<reference>(…).
 template <backend_tag B = cpu>
 [[nodiscard]] generator<B> load(const std::filesystem::path& target, const std::filesystem::path& assistant = {},

@@ -129,7 +129,7 @@ void check_request(const Target& target, std::size_t committed, std::span<const 
   check_ids("suppressed", options.suppress, target.vocab_size());
   if (options.suppress.size() >= target.vocab_size()) refuse("all tokens of the vocabulary are suppressed; at least one must be left");
   if (prompt.size() > target.max_positions() - committed)
-    throw error(error_code::context_full, "outrider: the prompt has " + std::to_string(prompt.size()) + " tokens behind " +
+    throw error(error_code::context_full, "outrider: the prompt has " + std::to_string(prompt.size()) + " tokens, behind " +
                                               std::to_string(committed) + " in the cache, which is limited to " +
                                               std::to_string(target.max_positions()));
 }

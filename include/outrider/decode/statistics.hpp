@@ -21,9 +21,9 @@ struct round_record {
 
 /// What a generation did, or several of them (+=). A round is a target pass with drafts; the prompt's own passes are counted nowhere.
 struct statistics {
-  std::size_t texts = 0;  // generations
-  std::size_t prompt_tokens = 0;
-  std::size_t tokens = 0;  // emitted
+  std::size_t texts = 0;          // generations
+  std::size_t prompt_tokens = 0;  // processed, those of a prefix that was committed already not among them
+  std::size_t tokens = 0;         // emitted
   /// passes[k][m]: target passes with k drafts of which m were accepted and emitted; passes[0][0] are the plain ones.
   std::array<std::array<std::size_t, max_draft_length + 1>, max_draft_length + 1> passes{};
   double prefill_seconds = 0, draft_seconds = 0, verify_seconds = 0;  // verify: target passes and choosing, plain ones included
