@@ -84,7 +84,6 @@ class conversation {
     messages_.clear();
     if (args_.system) messages_.push_back(outrider::text_message(outrider::chat_role::system, *args_.system));
     session_.clear();
-    committed_.clear();
     turns_ = 0;
     last_ = total_ = {};
   }
@@ -100,13 +99,14 @@ class conversation {
     chat_message reply{.role = chat_role::assistant};
     std::string text;
     finish_reason finish = finish_reason::caller;
+    const std::vector<token_id> prompt = encode_chat(tokens_, messages_, {}, chat_);
+    if (prompt.size() > session_.max_positions()) {
+      messages_.pop_back();
+      throw error(error_code::context_full, "the conversation has " + std::to_string(prompt.size()) + " tokens, the model's context is " +
+                                                std::to_string(session_.max_positions()));
+    }
     try {
-      const std::vector<token_id> prompt = encode_chat(tokens_, messages_, {}, chat_);
-      if (prompt.size() > session_.max_positions())
-        throw error(error_code::context_full, "the conversation has " + std::to_string(prompt.size()) + " tokens, the model's context is " +
-                                                  std::to_string(session_.max_positions()));
-      last_.reused = reuse_prefix(session_, committed_, prompt);
-      committed_ = prompt;
+      last_.reused = reuse_prefix(session_, session_.tokens(), prompt);
       // Long prompts in pieces, so that they can be stopped.
       std::span<const token_id> rest = std::span(prompt).subspan(last_.reused);
       for (; rest.size() > piece && !stop(); rest = rest.subspan(piece)) session_.prefill(rest.first(piece));
@@ -118,7 +118,6 @@ class conversation {
           show(d);
         };
         const auto emit = [&](token_id token) {
-          committed_.push_back(token);
           take(parser_.push(token));
           return !stop();
         };
@@ -133,10 +132,8 @@ class conversation {
     } catch (...) {
       messages_.pop_back();
       session_.clear();
-      committed_.clear();
       throw;
     }
-    committed_.resize(session_.committed());
     if (last_.written == 0) {
       messages_.pop_back();
       return finish;
@@ -178,7 +175,6 @@ class conversation {
   bool is_unknown_template_ = false;
 
   std::vector<outrider::chat_message> messages_;
-  std::vector<outrider::token_id> committed_;  // the tokens at the session's positions
   std::size_t turns_ = 0;
   chat_work last_, total_;
 };

@@ -14,6 +14,8 @@ inline CLI::Validator whole_number() {
   return {[](std::string& text) {  // or "010" would be eight
             if (text.empty() || text.find_first_not_of("0123456789") != text.npos) return "'" + text + "' is no whole number";
             text.erase(0, std::min(text.find_first_not_of('0'), text.size() - 1));
+            const std::string most = "18446744073709551615";
+            if (text.size() > most.size() || (text.size() == most.size() && text > most)) return text + " is more than " + most;
             return std::string();
           },
           "NUMBER"};
@@ -27,6 +29,12 @@ inline CLI::Validator drafts_or_auto() {
             return CLI::Range(0, 16)(text);
           },
           "NUMBER or auto"};
+}
+
+/// Accepts what is not empty, which would be taken for 0.
+inline CLI::Validator some_number() {
+  return {[](std::string& text) { return text.find_first_not_of(' ') == text.npos ? std::string("a number is missing") : std::string(); },
+          ""};
 }
 
 inline void add_model_options(CLI::App& app, model_options& args) {

@@ -9,6 +9,7 @@
 
 #include "model_command_line.hpp"
 #include "outrider/decode/generate.hpp"
+#include "outrider/text/stop_strings.hpp"
 
 /// "2,5,7"; the library judges the numbers.
 static std::vector<outrider::token_id> ids_of(const std::string& list) {
@@ -28,19 +29,23 @@ arguments parse_command_line(int argc, char** argv) {
   add_model_options(app, args);
   auto* prompt = app.add_option("--prompt", args.prompt, "Text to continue")->capture_default_str();
   auto* file = app.add_option("--prompt-file", args.prompt_file, "File with the text to continue")->excludes(prompt);
-  app.add_option("--prompt-ids", args.id_list, "Token ids to continue, as given: 2,5,7")->excludes(prompt, file);
-  app.add_flag("--chat", args.chat, "The prompt is what a user says: put it into the model's chat template");
+  auto* ids = app.add_option("--prompt-ids", args.id_list, "Token ids to continue, as given: 2,5,7")->excludes(prompt, file);
+  app.add_flag("--chat", args.chat, "The prompt is what a user says: put it into the model's chat template")->excludes(ids);
   app.add_option("--temperature", args.sampling.temperature, "How freely tokens are drawn; 0 = always the most likely")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(some_number());
   app.add_option("--top-k", args.sampling.top_k, "Draw from the K most likely tokens; 0 = all")
       ->capture_default_str()
       ->transform(whole_number());
   app.add_option("--top-p", args.sampling.top_p, "Draw from the most likely tokens that have probability P together")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(some_number());
   app.add_option("--min-p", args.sampling.min_p, "Leave out tokens with less than P times the probability of the most likely one")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(some_number());
   app.add_option("--repeat-penalty", args.sampling.repetition_penalty, "Above 1: tokens that the text has already become less likely")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(some_number());
   app.add_option("--seed", args.sampling.seed, "What draws depend on: the same seed, the same text")
       ->capture_default_str()
       ->transform(whole_number());
@@ -54,7 +59,8 @@ arguments parse_command_line(int argc, char** argv) {
                      "ngram first; or none. The assistant if there is one")
           ->check(CLI::IsMember({"assistant", "ngram", "cascade", "none"}));
   app.add_option("--p-min", args.min_confidence, "End a round's drafts before one that the assistant gives less probability")
-      ->capture_default_str();
+      ->capture_default_str()
+      ->check(some_number());
   app.add_option("--stop", args.stops, "End the text before this string; may be given more than once")->allow_extra_args(false);
   app.add_option("--trace", args.trace, "Write to this file what every pass did, as JSON lines (docs/trace.md)");
   app.add_flag("--json", args.json, "Print one JSON object instead of text");
@@ -74,6 +80,7 @@ arguments parse_command_line(int argc, char** argv) {
     if (args.samples > 1 && args.sampling.temperature == 0)
       throw CLI::ValidationError("--samples", "without a --temperature above 0 all texts are the same");
     check(args.sampling);
+    static_cast<void>(outrider::stop_strings(args.stops));
     outrider::check(outrider::generate_options{.min_confidence = args.min_confidence});
   } catch (const CLI::ParseError& wrong) {
     std::exit(app.exit(wrong) == 0 ? 0 : 2);

@@ -2,6 +2,7 @@
 //
 // What speculate.cpp does, on any backend: load, draft and verify, print.
 #pragma once
+#include <fcntl.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -11,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <variant>
 #include <vector>
 
@@ -142,8 +144,7 @@ template <class Backend, class Kv>
 void run(const arguments& args) {
   using namespace outrider;
   const auto start = std::chrono::steady_clock::now();
-  std::optional<trace_writer> trace;
-  if (args.trace) trace.emplace(*args.trace);
+  if (fcntl(STDOUT_FILENO, F_GETFD) == -1) throw std::runtime_error("standard output cannot be written: it is closed");
   engine<Backend, Kv> e(args);
   const std::chrono::duration<double> load_time = std::chrono::steady_clock::now() - start;
 
@@ -152,6 +153,15 @@ void run(const arguments& args) {
   o.simd = backend_traits<Backend>::simd();
   o.int8_activations = e.model.int8_activations();
   o.threads = e.ctx.threads();
+
+  if (!e.tokens && !args.stops.empty()) throw std::runtime_error("--stop needs a tokenizer, and this model has none");
+  std::optional<trace_writer> trace;
+  if (args.trace) {
+    for (const auto& input : {args.target, args.assistant, args.prompt_file.value_or("")})
+      if (std::error_code none; !input.empty() && std::filesystem::equivalent(input, *args.trace, none))
+        throw std::runtime_error(*args.trace + ": --trace would overwrite an input");
+    trace.emplace(*args.trace);
+  }
 
   generate_options options;
   options.max_new_tokens = args.max_new_tokens;
@@ -180,7 +190,7 @@ void run(const arguments& args) {
   for (std::size_t i = 0; i < args.samples; ++i) {
     sampling_options draws = args.sampling;
     draws.sequence = i;
-    if (show && args.samples > 1) *show << (i == 0 ? "" : "\n") << "--- " << i + 1 << " of " << args.samples << "\n";
+    if (show && args.samples > 1 && !args.quiet) *show << (i == 0 ? "" : "\n") << "--- " << i + 1 << " of " << args.samples << "\n";
     sample& s = o.samples.emplace_back();
     text_printer printer(s, show, e.tokens, args.stops);
     if (trace)

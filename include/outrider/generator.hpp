@@ -118,6 +118,8 @@ class generator {
     any_drafter<session_type> drafter;
     speculative_decoder<session_type, any_drafter<session_type>, sampling, adaptive> decoder;
 
+    bool is_writing = false;
+
     parts(const std::filesystem::path& target, const std::filesystem::path& with, const generator_options& options)
         : ctx(execution{options.threads}),
           model(gemma4::load_model<B>(target, options.load)),
@@ -143,6 +145,13 @@ class generator {
     }
 
     written_text write(std::span<const token_id> prompt, const text_options& options, const text_stream::callback& on_text) {
+      if (is_writing)
+        throw error(error_code::argument_invalid, "outrider: a generator was asked for a text by the callback of another one of its own");
+      struct writing {
+        bool& flag;
+        explicit writing(bool& f) : flag(f) { flag = true; }
+        ~writing() { flag = false; }
+      } const now(is_writing);
       written_text out;
       text_stream stream(
           tokens,
@@ -164,7 +173,7 @@ class generator {
         throw error(error_code::context_full, "outrider: the prompt has " + std::to_string(prompt.size()) + " tokens, the context " +
                                                   std::to_string(session.max_positions()));
       std::size_t known = 0;
-      if (!prompt.empty()) known = reuse_prefix(session, std::vector<token_id>(session.tokens().begin(), session.tokens().end()), prompt);
+      if (!prompt.empty()) known = reuse_prefix(session, session.tokens(), prompt);
       const generation result = decoder.generate(prompt.subspan(known), how, stream);
       stream.finish();
       out.finish = result.finish;

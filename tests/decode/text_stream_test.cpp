@@ -143,6 +143,37 @@ TEST_CASE("a stop string across drafts ends the text there, its tokens leave the
   }
 }
 
+TEST_CASE("whether a long stop string's tokens can leave the sequence does not depend on drafts") {
+  using B = reference;
+  context_of<B> ctx{execution{1}};
+  const auto model = gemma4::load_model<B>(pair / "target");
+  const auto assistant = gemma4::load_assistant<B>(pair / "assistant");
+  assistant_drafter<B> drafter(assistant, ctx);
+  const std::vector<token_id> prompt = tokens().encode("In the beginning God created");
+  std::vector<token_id> all;
+  {
+    gemma4::session<B> session(model, ctx);
+    generate(session, prompt, {.max_new_tokens = 190}, [&](token_id token) { all.push_back(token); });
+  }
+  for (const std::size_t held : {std::size_t{100}, std::size_t{112}, std::size_t{118}, std::size_t{126}, std::size_t{135}}) {
+    CAPTURE(held);
+    const std::string stop = tokens().decode_text(std::span(all).subspan(50, held));
+    std::vector<std::size_t> kept;
+    for (const std::size_t draft : {std::size_t{0}, std::size_t{3}, std::size_t{16}}) {
+      gemma4::session<B> session(model, ctx);
+      text_stream stream(tokens(), [](std::string_view) { return true; }, {stop});
+      generate_options options;
+      options.max_new_tokens = 190;
+      options.draft = draft;
+      kept.push_back(speculative_decoder(session, drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, stream).kept);
+      CHECK(session.committed() + 1 == prompt.size() + kept.back());
+      stream.finish();
+    }
+    CHECK(kept[1] == kept[0]);
+    CHECK(kept[2] == kept[0]);
+  }
+}
+
 TEST_CASE("bytes of a character that begins a stop string leave with it") {
   std::string text;
   text_stream stream(tokens(), [&](std::string_view piece) { return text += piece, true; }, {"é"});

@@ -280,6 +280,9 @@ TEST_CASE("--trace writes a line for the text, one for each pass and one for the
   CHECK(drafted == out["drafted"].get<int>());
   CHECK(accepted == out["accepted"].get<int>());
   check_refused(speculate("--trace /no/such/directory/trace.jsonl"), 1, "/no/such/directory/trace.jsonl");
+  const auto words = directory.write("prompt.txt", "And God said");
+  check_refused(speculate("--prompt-file '" + words.string() + "' --trace '" + words.string() + "'"), 1, "overwrite");
+  CHECK(std::filesystem::file_size(words) == 12);
 }
 
 TEST_CASE("sampling that means nothing is refused with its value") {
@@ -297,7 +300,11 @@ TEST_CASE("sampling that means nothing is refused with its value") {
   check_refused(speculate("--drafter oracle"), 2, "--drafter");
   check_refused(speculate("--drafter none --draft 3"), 2, "--draft");
   check_refused(speculate("--drafter cascade --target " + tiny + "/target"), 2, "--assistant");
-  check_refused(speculate("--stop ''"), 1, "empty");
+  check_refused(speculate("--stop ''"), 2, "empty");
+  check_refused(speculate("--temperature ''"), 2, "--temperature");
+  check_refused(speculate("--seed 18446744073709551616"), 2, "--seed");
+  check_refused(speculate("--prompt-ids 5 --chat"), 2, "--chat");
+  check_refused(speculate("--target " + golden + "/e2b/target --prompt-ids 5,6 --stop a"), 1, "--stop");
 }
 
 TEST_CASE("what cannot be carried out is exit code 1 and one sentence that names the thing") {

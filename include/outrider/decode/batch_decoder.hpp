@@ -67,7 +67,8 @@ class batch_decoder {
   batch_decoder& operator=(const batch_decoder&) = delete;
   /// Texts that are not finished are dropped without a word.
   ~batch_decoder() {
-    for (const auto& text : texts_) batch_->close(text->slot);
+    for (const auto& text : texts_)
+      if (batch_->is_open(text->slot)) batch_->close(text->slot);
   }
 
   /// Puts a text at the end of the queue. A prefix must stay as it is until the text has begun; afterwards it may change or be closed. Limits
@@ -87,7 +88,7 @@ class batch_decoder {
     return next_id_++;
   }
 
-  /// Ends a text as cancelled, between two steps or from a callback; on_finish hears of it within the next step. False if there is none of this
+  /// Ends a text as cancelled, between two steps or from a callback: on_token is not called again, and on_finish hears of it within the next step. False if there is none of this
   /// id that has not ended.
   bool cancel(request_id id) {
     for (const auto& text : texts_)
@@ -212,7 +213,8 @@ class batch_decoder {
   void drop_interrupted() {
     for (const auto& text : texts_) {
       if (text->is_cancelled) text->text.finish(finish_reason::cancelled);
-      const bool goes_on = !text->is_cancelled &&
+      if (!batch_->is_open(text->slot)) text->text.finish(finish_reason::caller);  // closed by the program
+      const bool goes_on = !text->is_cancelled && batch_->is_open(text->slot) &&
                            (text->prompt_left != 0 ? text->text.nobody_interrupts() : text->text.may_go_on(batch_->committed(text->slot)));
       if (!goes_on) end(*text);
     }
@@ -266,7 +268,10 @@ class batch_decoder {
   /// What the pass means for one text.
   void advance(running_text& t, std::size_t entry) {
     try {
-      if (t.prompt_left != 0) {
+      if (t.is_cancelled) {  // by a callback of this very step
+        t.text.finish(finish_reason::cancelled);
+        end(t);
+      } else if (t.prompt_left != 0) {
         advance_prompt(t, entry);
       } else {
         advance_round(t, entry);
@@ -298,7 +303,10 @@ class batch_decoder {
 
     bool go_on = true;
     std::size_t kept = 0;
-    while (go_on && kept <= record.accepted) go_on = t.text.push(t.buffers.picks[kept++]);
+    while (go_on && kept <= record.accepted) {
+      go_on = t.text.push(t.buffers.picks[kept++]);
+      if (t.is_cancelled) go_on = t.text.finish(finish_reason::cancelled);
+    }
     batch_->commit(t.slot, kept);
     record.accepted = (std::min)(record.accepted, kept);
     record.emitted = kept;
@@ -315,7 +323,7 @@ class batch_decoder {
   void end(running_text& t) {
     if (std::exchange(t.is_done, true)) return;
     const generation result = t.text.settle(*batch_);
-    batch_->close(t.slot);
+    if (batch_->is_open(t.slot)) batch_->close(t.slot);
     report(t.request, result);
   }
   void report(const batch_request& request, const generation& result) {

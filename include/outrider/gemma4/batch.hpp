@@ -91,7 +91,7 @@ class batch {
   [[nodiscard]] std::size_t add() {
     const std::size_t slot = free_slot();
     sequence& s = sequences_[slot];
-    if (!s.cache) s.cache.emplace(model_->kv_layers(), cache_rows(), options_.max_positions, options_.max_rewind);
+    if (!s.cache) s.cache.emplace(model_->kv_layers(), cache_rows(), options_.max_positions, options_.max_rewind, options_.max_draft);
     open(s);
     return slot;
   }

@@ -37,7 +37,7 @@ class session {
         options_(checked(options)),
         workspace_(target.config(), max_rows(), options_.max_draft + 1),
         cache_(target.kv_layers(), max_rows(), options_.max_positions ? options_.max_positions : target.config().max_positions,
-               options_.max_rewind) {}
+               options_.max_rewind, options_.max_draft) {}
 
   session(const model<B>&& target, context_of<B>& ctx, session_options options = {}) = delete;  // the model must outlive its sessions
 

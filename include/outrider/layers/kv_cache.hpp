@@ -59,10 +59,12 @@ class kv_cache {
   static constexpr std::size_t block_rows = 256;  // slots per block of a full layer
 
   /// max_rows: most positions that may be pending at once, max(prompt chunk, max_draft + 1). max_positions: limit of the sequence.
-  /// max_rewind: committed positions that truncate() can always take back. Rings are allocated here (no longer than max_positions), blocks of full layers by reserve().
+  /// max_rewind: committed positions that truncate() can always take back. max_rejected: rows behind a commit that may have been forgotten;
+  /// truncate() then counts with so many whether there were any or not, so that what it can do is the same for every draft length. Rings are allocated here (no longer than max_positions), blocks of full layers by reserve().
   /// Throws argument_invalid if a count other than `window` is 0 or heads do not consist of whole blocks of Kv, out_of_memory.
-  kv_cache(std::span<const kv_layer_shape> layers, std::size_t max_rows, std::size_t max_positions, std::size_t max_rewind = 0)
-      : max_rows_(max_rows), max_positions_(max_positions) {
+  kv_cache(std::span<const kv_layer_shape> layers, std::size_t max_rows, std::size_t max_positions, std::size_t max_rewind = 0,
+           std::size_t max_rejected = 0)
+      : max_rows_(max_rows), max_positions_(max_positions), max_rejected_((std::min)(max_rejected, max_rows - 1)) {
     if (max_rows == 0 || max_positions == 0)
       throw error(error_code::argument_invalid, "outrider: a cache of " + std::to_string(max_rows) + " rows a pass and " +
                                                     std::to_string(max_positions) + " positions holds nothing; both must be at least 1");
@@ -170,6 +172,7 @@ class kv_cache {
       throw error(error_code::argument_invalid,
                   "outrider: " + std::to_string(rows) + " rows to commit, " + std::to_string(pending_) + " are pending");
     committed_ += rows;
+    furthest_ = (std::max)(furthest_, committed_ + (std::min)(max_rejected_, max_positions_ - committed_));
     pending_ = 0;
   }
 
@@ -210,6 +213,7 @@ class kv_cache {
       : max_rows_(other.max_rows_),
         max_positions_(other.max_positions_),
         committed_(other.committed_),
+        max_rejected_(other.max_rejected_),
         furthest_(other.furthest_),
         windows_(other.windows_),
         growth_(other.growth_),
@@ -272,12 +276,14 @@ class kv_cache {
   };
 
   std::size_t max_rows_, max_positions_, committed_ = 0, pending_ = 0;
-  std::size_t furthest_ = 0;       // the end of the last position that was ever pending: later slots of the rings are as they were
-  std::vector<ring> windows_;      // of the sliding layers
-  std::size_t growth_ = 0;         // objects of one more block in every full layer
-  std::size_t table_rows_ = 0;     // blocks a full layer has at max_positions
-  matrix<Kv*, host_space> table_;  // [layers, table_rows_], never moves in memory: views point into it
-  std::vector<view> layers_;       // handed out by layer()
+  std::size_t max_rejected_ = 0;
+  std::size_t furthest_ =
+      0;  // the end of the last position that was, or may have been, ever pending: later slots of the rings are as they were
+  std::vector<ring> windows_;                   // of the sliding layers
+  std::size_t growth_ = 0;                      // objects of one more block in every full layer
+  std::size_t table_rows_ = 0;                  // blocks a full layer has at max_positions
+  matrix<Kv*, host_space> table_;               // [layers, table_rows_], never moves in memory: views point into it
+  std::vector<view> layers_;                    // handed out by layer()
   std::vector<buffer<Kv, space_of<B>>> rings_;  // of the sliding layers
   std::vector<block> blocks_;                   // of the full ones
 };
