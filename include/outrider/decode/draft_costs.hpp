@@ -41,7 +41,7 @@ class running_costs {
     };
     check(prior.step, 0, "a draft step");
     for (std::size_t m = 1; m <= most_rows; ++m) {
-      check(prior.pass[m], std::numeric_limits<double>::min(), "a pass of " + std::to_string(m) + " rows");
+      check(prior.pass[m], (std::numeric_limits<double>::min)(), "a pass of " + std::to_string(m) + " rows");
       pass_[m] = prior_[m] = prior.pass[m] / prior.pass[1];
       growth_[m] = (std::max)(prior_[m] - 1, 0.01 * static_cast<double>(m - 1));
     }
