@@ -25,6 +25,6 @@ if [[ ${1:-} == --lists-only ]]; then
 fi
 # Which sources make a program, and with which flags, is decided per kind (plain, native, dispatch): some of each kind are built and run.
 # The sources themselves are the same that CMake compiled.
-programs=(core core_native io text layers decode decode_dispatch contract.highway_eigen_prompts examples.inspect examples.custom_backend)
+programs=(core core_native io text layers decode_dispatch contract.highway_eigen_prompts examples.inspect examples.custom_backend)
 meson test -C "$work/meson" --print-errorlogs "${programs[@]}"
 passed "$(wc -l <"$work/meson.tests") tests by the same names, the same installed files, ${#programs[@]} programs"
