@@ -64,7 +64,7 @@ class conversation {
       if (args.draft)
         fixed_.emplace(session_, *drafter_, greedy{}, fixed<max_draft_length>{});
       else
-        adaptive_.emplace(session_, *drafter_, greedy{}, adaptive(calibrate(session_, *drafter_, session_.max_draft())));
+        adaptive_.emplace(session_, *drafter_, greedy{}, adaptive(calibrate(session_, *drafter_)));
     }
     reset();
   }

@@ -123,10 +123,7 @@ class engine {
   [[nodiscard]] any_length length(const arguments& args, drafter_type& with) {
     if (args.draft) return {outrider::fixed(*args.draft)};
     if (args.drafter == "none") return {outrider::fixed(0)};
-    with.check(session);
-    constexpr std::size_t enough = 64;  // positions
-    if (session.max_positions() < enough) return {outrider::adaptive()};
-    return {outrider::adaptive(outrider::calibrate(session, with, session.max_draft()))};
+    return {outrider::adaptive(outrider::calibrate(session, with))};
   }
 
   outrider::context_of<Backend> ctx;

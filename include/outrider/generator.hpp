@@ -136,13 +136,8 @@ class generator {
     parts(const parts&) = delete;
     parts& operator=(const parts&) = delete;
 
-    [[nodiscard]] draft_costs costs() {
-      constexpr std::size_t enough = 64;  // positions
-      if (session.max_positions() < enough) return typical_draft_costs();
-      if (!guesses) return calibrate(session, drafter, session.max_draft());
-      guesses->check(session);
-      return calibrate(session, *guesses, session.max_draft());
-    }
+    /// Of the assistant where there is one: drafts by repetition cost nothing.
+    [[nodiscard]] draft_costs costs() { return guesses ? calibrate(session, *guesses) : calibrate(session, drafter); }
 
     written_text write(std::span<const token_id> prompt, const text_options& options, const text_stream::callback& on_text) {
       if (is_writing)

@@ -7,23 +7,23 @@
 #include <string>
 #include <vector>
 
+#include "hash_target.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
-#include "stub_target.hpp"
 #include "support/drafters.hpp"
 #include "support/refusal.hpp"
 
 namespace {
 
 using namespace outrider;
+using testing::hash_target;
 using testing::mentions;
 using testing::refusal;
-using testing::stub_target;
 
 const std::vector<token_id> prompt{3, 1, 4, 1, 5};
 constexpr auto ignore = [](token_id) {};
 
 /// The sentence both entry points refuse a request with; the target must not have been touched.
-std::string both_refuse(error_code code, stub_target& target, const std::vector<token_id>& ids, const generate_options& options) {
+std::string both_refuse(error_code code, hash_target& target, const std::vector<token_id>& ids, const generate_options& options) {
   no_draft none;
   speculative_decoder decoder(target, none, greedy{}, fixed<max_draft_length>{});
   const auto calls = target.calls;
@@ -34,38 +34,38 @@ std::string both_refuse(error_code code, stub_target& target, const std::vector<
 }
 
 TEST_CASE("an empty prompt is refused") {
-  stub_target target;
+  hash_target target;
   CHECK(mentions(both_refuse(error_code::argument_invalid, target, {}, {}), "prompt", "no tokens", "at least one"));
 }
 
 TEST_CASE("a prompt token outside the vocabulary is refused with its place and value") {
   for (const token_id bad : {token_id{-1}, token_id{50}, (std::numeric_limits<token_id>::max)()}) {
-    stub_target target;
+    hash_target target;
     CHECK(mentions(both_refuse(error_code::argument_invalid, target, {1, 2, bad}, {}), "prompt token 2", std::to_string(bad), "0 to 49"));
   }
 }
 
 TEST_CASE("a suppressed token outside the vocabulary is refused") {
-  stub_target target;
+  hash_target target;
   const std::vector<token_id> suppress{4, 50};
   CHECK(mentions(both_refuse(error_code::argument_invalid, target, prompt, {8, 0, {}, suppress}), "suppressed token 1", "50", "0 to 49"));
 }
 
 TEST_CASE("suppressing every token is refused") {
-  stub_target target;
+  hash_target target;
   std::vector<token_id> all(target.vocab_size());
   for (std::size_t id = 0; id < all.size(); ++id) all[id] = static_cast<token_id>(id);
   CHECK(mentions(both_refuse(error_code::argument_invalid, target, prompt, {8, 0, {}, all}), "suppressed"));
 }
 
 TEST_CASE("an end token outside the vocabulary is harmless: it never comes") {
-  stub_target target;
+  hash_target target;
   const std::vector<token_id> eos{-1, 1000};
   CHECK(generate(target, prompt, {5, 0, eos, {}}, ignore).finish == finish_reason::max_new_tokens);
 }
 
 TEST_CASE("more drafts than the target was made for are refused with both numbers") {
-  stub_target target(4);
+  hash_target target(4);
   no_draft none;
   speculative_decoder decoder(target, none, greedy{}, fixed<max_draft_length>{});
   const std::string sentence = refusal(error_code::argument_invalid, [&] { decoder.generate(prompt, {8, 5, {}, {}}, ignore); });
@@ -75,7 +75,7 @@ TEST_CASE("more drafts than the target was made for are refused with both number
 }
 
 TEST_CASE("more drafts than a round can count are refused, however large the target") {
-  stub_target target(100);
+  hash_target target(100);
   no_draft none;
   speculative_decoder decoder(target, none, greedy{}, fixed<max_draft_length>{});
   CHECK(mentions(refusal(error_code::argument_invalid,
@@ -86,13 +86,13 @@ TEST_CASE("more drafts than a round can count are refused, however large the tar
 }
 
 TEST_CASE("plain decoding has no use for a draft length and ignores it") {
-  stub_target target(0);
+  hash_target target(0);
   generate(target, prompt, {3, 99, {}, {}}, ignore);
   CHECK(target.committed() == prompt.size() + 2);
 }
 
 TEST_CASE("a prompt that does not fit behind what the context holds is refused, one that fits exactly is not") {
-  stub_target target(16, 12);
+  hash_target target(16, 12);
   generate(target, prompt, {3, 0, {}, {}}, ignore);
   REQUIRE(target.committed() == 7);
   const std::string sentence = both_refuse(error_code::context_full, target, {1, 2, 3, 4, 5, 6}, {});
@@ -103,7 +103,7 @@ TEST_CASE("a prompt that does not fit behind what the context holds is refused, 
 }
 
 TEST_CASE("a callback that returns false stops plain decoding behind its token") {
-  stub_target target;
+  hash_target target;
   std::size_t count = 0;
   const generation result = generate(target, prompt, {10, 0, {}, {}}, [&](token_id) { return ++count < 4; });
   CHECK(count == 4);
@@ -112,9 +112,9 @@ TEST_CASE("a callback that returns false stops plain decoding behind its token")
 }
 
 TEST_CASE("the end of text is emitted, counted, and the last") {
-  const std::vector<token_id> y = stub_target::continued(prompt, 10);
+  const std::vector<token_id> y = hash_target::continued(prompt, 10);
   const std::vector<token_id> eos{49, y[8]};
-  stub_target target;
+  hash_target target;
   std::vector<token_id> tokens;
   const generation result = generate(target, prompt, {10, 0, eos, {}}, [&](token_id token) { tokens.push_back(token); });
   CHECK(tokens.back() == y[8]);
@@ -123,16 +123,16 @@ TEST_CASE("the end of text is emitted, counted, and the last") {
 }
 
 TEST_CASE("an end of text that the callback stops at as well, or that is the last wanted token, is an end of text") {
-  const std::vector<token_id> y = stub_target::continued(prompt, 10);
+  const std::vector<token_id> y = hash_target::continued(prompt, 10);
   const std::vector<token_id> eos{y[5]};
   for (const std::size_t wanted : {std::size_t{1}, std::size_t{9}}) {
-    stub_target target;
+    hash_target target;
     CHECK(generate(target, prompt, {wanted, 0, eos, {}}, [](token_id) { return false; }).finish == finish_reason::end_of_text);
   }
 }
 
 TEST_CASE("zero tokens wanted: the prompt is processed and nothing comes out") {
-  stub_target target;
+  hash_target target;
   const generation result = generate(target, prompt, {0, 0, {}, {}}, [](token_id) { FAIL("a token nobody wanted"); });
   CHECK(result.stats.tokens == 0);
   CHECK(result.stats.prompt_tokens == prompt.size());
@@ -140,8 +140,8 @@ TEST_CASE("zero tokens wanted: the prompt is processed and nothing comes out") {
 }
 
 TEST_CASE("a suppressed token is replaced by the best of the others") {
-  stub_target target;
-  const std::vector<token_id> y = stub_target::continued(prompt, 1);
+  hash_target target;
+  const std::vector<token_id> y = hash_target::continued(prompt, 1);
   const std::vector<token_id> suppress{y[5], 0};
   std::vector<token_id> tokens;
   generate(target, prompt, {1, 0, {}, suppress}, [&](token_id token) { tokens.push_back(token); });

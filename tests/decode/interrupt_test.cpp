@@ -9,18 +9,18 @@
 #include <string>
 #include <vector>
 
+#include "hash_target.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
-#include "stub_target.hpp"
 #include "support/drafters.hpp"
 #include "support/refusal.hpp"
 
 namespace {
 
 using namespace outrider;
+using testing::hash_target;
 using testing::mentions;
 using testing::refusal;
 using testing::scripted_drafter;
-using testing::stub_target;
 
 const std::vector<token_id> prompt{3, 1, 4, 1, 5};
 
@@ -32,15 +32,15 @@ struct outcome {
   std::vector<token_id> tokens;
   generation result;
 };
-outcome speculate(stub_target& target, const generate_options& options) {
+outcome speculate(hash_target& target, const generate_options& options) {
   outcome out;
-  scripted_drafter drafter(stub_target::continued(prompt, 300), {3, 0, 1});
+  scripted_drafter drafter(hash_target::continued(prompt, 300), {3, 0, 1});
   speculative_decoder decoder(target, drafter, greedy{}, fixed<4>{});
   out.result = decoder.generate(prompt, options, [&](token_id token) { out.tokens.push_back(token); });
   return out;
 }
 std::vector<token_id> continuation(std::size_t count) {
-  const std::vector<token_id> text = stub_target::continued(prompt, count);
+  const std::vector<token_id> text = hash_target::continued(prompt, count);
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
 }
 
@@ -48,7 +48,7 @@ TEST_CASE("a time budget ends the text between two passes, and the text so far i
   for (const double budget : {3.0, 10.0, 50.0}) {
     CAPTURE(budget);
     readings = 0;
-    stub_target target;
+    hash_target target;
     const outcome out = speculate(target, {.max_new_tokens = 200, .time_budget = budget, .clock = counting_clock});
     CHECK(out.result.finish == finish_reason::time_budget);
     CHECK(!out.tokens.empty());
@@ -61,7 +61,7 @@ TEST_CASE("a budget that ends within the prompt gives no token, and its time is 
   for (const double budget : {0.0, 1.0, 2.0}) {
     CAPTURE(budget);
     readings = 1'000'000;  // seconds since who knows when
-    stub_target target;
+    hash_target target;
     const outcome out = speculate(target, {.max_new_tokens = 20, .time_budget = budget, .clock = counting_clock});
     CHECK(out.result.finish == finish_reason::time_budget);
     CHECK(out.tokens.empty());
@@ -75,7 +75,7 @@ TEST_CASE("a budget that ends within the prompt gives no token, and its time is 
 
 TEST_CASE("without a clock nothing is timed and no budget ends a text") {
   readings = 0;
-  stub_target target;
+  hash_target target;
   const outcome out = speculate(target, {.max_new_tokens = 50, .time_budget = 0, .clock = nullptr});
   CHECK(out.tokens == continuation(50));
   CHECK(out.result.stats.decode_seconds == 0);
@@ -85,8 +85,8 @@ TEST_CASE("without a clock nothing is timed and no budget ends a text") {
 
 TEST_CASE("a stop request ends the text between two passes, and the conversation goes on from there") {
   std::stop_source stop;
-  stub_target target;
-  const std::vector<token_id> y = stub_target::continued(prompt, 300);
+  hash_target target;
+  const std::vector<token_id> y = hash_target::continued(prompt, 300);
   scripted_drafter drafter(y, {3, 0, 1});
   speculative_decoder decoder(target, drafter, greedy{}, fixed<4>{});
   std::vector<token_id> tokens;
@@ -109,7 +109,7 @@ TEST_CASE("a stop request ends the text between two passes, and the conversation
 TEST_CASE("a request that is cancelled before it begins leaves the target as it was") {
   std::stop_source stop;
   stop.request_stop();
-  stub_target target;
+  hash_target target;
   const outcome out = speculate(target, {.max_new_tokens = 5, .cancel = stop.get_token()});
   CHECK(out.result.finish == finish_reason::cancelled);
   CHECK(out.tokens.empty());
@@ -118,7 +118,7 @@ TEST_CASE("a request that is cancelled before it begins leaves the target as it 
 }
 
 TEST_CASE("options that mean nothing are refused with their value") {
-  stub_target target;
+  hash_target target;
   const auto refuse = [&](const generate_options& options) {
     return refusal(error_code::argument_invalid, [&] { generate(target, prompt, options, [](token_id) {}); });
   };
@@ -131,7 +131,7 @@ TEST_CASE("options that mean nothing are refused with their value") {
 }
 
 TEST_CASE("every pass is reported with its place, its drafts and what they gave, and the reports add up") {
-  stub_target target;
+  hash_target target;
   std::vector<round_record> passes;
   generate_options options{.max_new_tokens = 60};
   options.on_pass = [&](const round_record& record) { passes.push_back(record); };
@@ -169,7 +169,7 @@ struct doubting_drafter {
 };
 
 TEST_CASE("drafts end before a guess the drafter believes less than asked for") {
-  stub_target target;
+  hash_target target;
   doubting_drafter drafter;
   speculative_decoder decoder(target, drafter, greedy{}, fixed<8>{});
   generate_options options{.max_new_tokens = 20, .min_confidence = 0.5f};
@@ -187,9 +187,9 @@ struct counting_length {
 };
 
 TEST_CASE("a policy plans every pass that it hears of") {
-  stub_target target;
+  hash_target target;
   std::size_t plans = 0, records = 0;
-  scripted_drafter drafter(stub_target::continued(prompt, 60), {1, 0, 2});
+  scripted_drafter drafter(hash_target::continued(prompt, 60), {1, 0, 2});
   speculative_decoder decoder(target, drafter, greedy{}, counting_length{&plans, &records});
   const generation result = decoder.generate(prompt, {.max_new_tokens = 30}, [](token_id) {});
   CHECK(plans == records);
@@ -199,8 +199,8 @@ TEST_CASE("a policy plans every pass that it hears of") {
 TEST_CASE("the adaptive policy writes the text of plain decoding, without a clock in the same rounds every time") {
   std::vector<std::size_t> first;
   for (int run = 0; run < 2; ++run) {
-    stub_target target;
-    scripted_drafter drafter(stub_target::continued(prompt, 300), {4, 1, 0, 2});
+    hash_target target;
+    scripted_drafter drafter(hash_target::continued(prompt, 300), {4, 1, 0, 2});
     speculative_decoder decoder(target, drafter);
     std::vector<token_id> tokens;
     std::vector<std::size_t> drafts;

@@ -9,18 +9,18 @@
 #include <span>
 #include <vector>
 
+#include "hash_target.hpp"
 #include "law.hpp"
 #include "outrider/core/rng.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
-#include "stub_target.hpp"
 
 namespace {
 
 using namespace outrider;
+using testing::hash_target;
 using testing::misfit;
-using testing::stub_target;
 
-constexpr std::size_t vocabulary = stub_target::vocabulary;
+constexpr std::size_t vocabulary = hash_target::vocabulary;
 
 /// Draws all its guesses from one distribution: half of it on token 7, the rest even.
 class lopsided_drafter {
@@ -55,11 +55,11 @@ class lopsided_drafter {
   std::size_t count_ = 0;
 };
 
-/// What follows `text` in stub_target at temperature 1: logit 1 for one token, 0 for the others.
+/// What follows `text` in hash_target at temperature 1: logit 1 for one token, 0 for the others.
 std::vector<double> law_behind(const std::vector<token_id>& text) {
   const double total = std::exp(1.0) + vocabulary - 1;
   std::vector<double> p(vocabulary, 1 / total);
-  p[static_cast<std::size_t>(stub_target::next(text))] = std::exp(1.0) / total;
+  p[static_cast<std::size_t>(hash_target::next(text))] = std::exp(1.0) / total;
   return p;
 }
 
@@ -83,7 +83,7 @@ TEST_CASE("the second and third token of a text follow the target's law, drafts 
   std::vector<std::size_t> counts[2]{std::vector<std::size_t>(vocabulary), std::vector<std::size_t>(vocabulary)};
   statistics sum;
   for (std::size_t i = 0; i < texts; ++i) {
-    stub_target target(4, 16);
+    hash_target target(4, 16);
     lopsided_drafter drafter(i);
     sampling_options draws;
     draws.temperature = 1, draws.seed = i;

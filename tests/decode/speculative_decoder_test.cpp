@@ -10,14 +10,14 @@
 #include <string>
 #include <vector>
 
-#include "stub_target.hpp"
+#include "hash_target.hpp"
 #include "support/drafters.hpp"
 
 namespace {
 
 using namespace outrider;
+using testing::hash_target;
 using testing::scripted_drafter;
-using testing::stub_target;
 using strings = std::vector<std::string>;
 
 const std::vector<token_id> prompt{3, 1, 4, 1, 5};
@@ -47,7 +47,7 @@ struct outcome {
 };
 
 template <class Drafter>
-outcome decode(stub_target& target, Drafter& drafter, const generate_options& options, const std::vector<token_id>& ids = prompt) {
+outcome decode(hash_target& target, Drafter& drafter, const generate_options& options, const std::vector<token_id>& ids = prompt) {
   outcome out;
   speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
   out.result = decoder.generate(ids, options, [&](token_id token) { out.tokens.push_back(token); });
@@ -55,14 +55,14 @@ outcome decode(stub_target& target, Drafter& drafter, const generate_options& op
 }
 
 std::vector<token_id> continuation(std::size_t count) {
-  const std::vector<token_id> text = stub_target::continued(prompt, count);
+  const std::vector<token_id> text = hash_target::continued(prompt, count);
   return {text.begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.end()};
 }
 
 // n − 1: index and position of the token a round begins with. n − 2: its hidden state, and the last key the drafter sees.
 TEST_CASE("the indexes of three rounds behind a prompt of five tokens, with one, three and no drafts accepted") {
-  stub_target target;
-  const std::vector<token_id> y = stub_target::continued(prompt, 20);
+  hash_target target;
+  const std::vector<token_id> y = hash_target::continued(prompt, 20);
   watching_drafter drafter{scripted_drafter(y, {1, 3, 0}), {}};
   const outcome out = decode(target, drafter, {8, 3, {}, {}});
 
@@ -90,8 +90,8 @@ TEST_CASE("the indexes of three rounds behind a prompt of five tokens, with one,
 }
 
 TEST_CASE("a third round drafts from the state of the row the second one kept") {
-  stub_target target;
-  const std::vector<token_id> y = stub_target::continued(prompt, 20);
+  hash_target target;
+  const std::vector<token_id> y = hash_target::continued(prompt, 20);
   watching_drafter drafter{scripted_drafter(y, {1, 3, 0}), {}};
   decode(target, drafter, {9, 3, {}, {}});
   REQUIRE(drafter.seen.size() == 3);
@@ -99,15 +99,15 @@ TEST_CASE("a third round drafts from the state of the row the second one kept") 
 }
 
 TEST_CASE("every pattern of right and wrong drafts writes the text of plain decoding") {
-  const std::vector<token_id> y = stub_target::continued(prompt, 80), want = continuation(60);
-  stub_target plain;
+  const std::vector<token_id> y = hash_target::continued(prompt, 80), want = continuation(60);
+  hash_target plain;
   std::vector<token_id> tokens;
   generate(plain, prompt, {60, 0, {}, {}}, [&](token_id token) { tokens.push_back(token); });
   CHECK(tokens == want);
   for (std::size_t k = 0; k <= 16; ++k)
     for (const auto& right : {std::vector<std::size_t>{0}, {1}, {2, 0, 5}, {0, 16}, {scripted_drafter::everything}}) {
       CAPTURE(k);
-      stub_target target;
+      hash_target target;
       scripted_drafter drafter(y, right);
       const outcome out = decode(target, drafter, {60, k, {}, {}});
       CHECK(out.tokens == want);
@@ -132,7 +132,7 @@ TEST_CASE("pitfall 67: a guess outside the vocabulary ends the draft before the 
   const std::vector<token_id> want = continuation(3);
   for (const token_id none : {token_id{-1}, token_id{50}, (std::numeric_limits<token_id>::max)(), (std::numeric_limits<token_id>::min)()}) {
     CAPTURE(none);
-    stub_target target;
+    hash_target target;
     fixed_drafter drafter{{want[1], none, want[2]}, 3};
     const outcome out = decode(target, drafter, {6, 3, {}, {}});
     CHECK(out.tokens == continuation(6));
@@ -142,7 +142,7 @@ TEST_CASE("pitfall 67: a guess outside the vocabulary ends the draft before the 
 }
 
 TEST_CASE("a drafter that claims more guesses than it was asked for is believed up to that many") {
-  stub_target target;
+  hash_target target;
   fixed_drafter drafter{continuation(8), 100};
   const outcome out = decode(target, drafter, {6, 2, {}, {}});
   CHECK(out.tokens == continuation(6));
@@ -151,10 +151,10 @@ TEST_CASE("a drafter that claims more guesses than it was asked for is believed 
 }
 
 TEST_CASE("a callback that returns false stops the text, even in the middle of accepted drafts") {
-  const std::vector<token_id> y = stub_target::continued(prompt, 40);
+  const std::vector<token_id> y = hash_target::continued(prompt, 40);
   for (std::size_t stop = 1; stop <= 12; ++stop) {
     CAPTURE(stop);
-    stub_target target;
+    hash_target target;
     scripted_drafter drafter(y, {scripted_drafter::everything});
     speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
     std::vector<token_id> tokens;
@@ -172,10 +172,10 @@ TEST_CASE("a callback that returns false stops the text, even in the middle of a
 
 // Pitfall 76. The tokens the callback has accepted before are committed up to the last round's end; the target takes any further request.
 TEST_CASE("a callback that throws leaves the target at a commit point") {
-  const std::vector<token_id> y = stub_target::continued(prompt, 60);
+  const std::vector<token_id> y = hash_target::continued(prompt, 60);
   for (std::size_t fatal = 1; fatal <= 12; ++fatal) {
     CAPTURE(fatal);
-    stub_target target;
+    hash_target target;
     scripted_drafter drafter(y, {2, 4, 0});
     speculative_decoder decoder(target, drafter, greedy{}, fixed<max_draft_length>{});
     std::size_t count = 0;
@@ -199,7 +199,7 @@ struct asking_drafter {
   static constexpr draft_needs needs{};
   std::vector<std::vector<token_id>> told;  // per round: end tokens, then suppressed ones
 
-  std::size_t propose(const stub_target&, const draft_request& request, std::span<token_id>) {
+  std::size_t propose(const hash_target&, const draft_request& request, std::span<token_id>) {
     told.push_back({request.eos.begin(), request.eos.end()});
     told.back().insert(told.back().end(), request.suppress.begin(), request.suppress.end());
     return 0;
@@ -208,7 +208,7 @@ struct asking_drafter {
 
 TEST_CASE("a drafter is told the end tokens and the suppressed ones") {
   asking_drafter drafter;
-  stub_target target;
+  hash_target target;
   const outcome out = decode(target, drafter, {6, 3, {48, 49}, {7}});
   REQUIRE(!drafter.told.empty());
   for (const std::vector<token_id>& told : drafter.told) CHECK(told == std::vector<token_id>{48, 49, 7});
@@ -217,13 +217,13 @@ TEST_CASE("a drafter is told the end tokens and the suppressed ones") {
 }
 
 TEST_CASE("all memory is asked for before the first token") {
-  stub_target target(16, 40);
-  const std::vector<token_id> y = stub_target::continued(prompt, 60);
+  hash_target target(16, 40);
+  const std::vector<token_id> y = hash_target::continued(prompt, 60);
   scripted_drafter drafter(y, {2});
   decode(target, drafter, {10, 4, {}, {}});
   CHECK(target.reserved >= target.committed());
   CHECK(target.reserved <= 15);
-  stub_target limited(16, 20);
+  hash_target limited(16, 20);
   decode(limited, drafter, {1000, 4, {}, {}});
   CHECK(limited.reserved == 20);  // never more than there can be
 }

@@ -111,4 +111,12 @@ draft_costs calibrate(Target& target, Drafter& drafter, std::size_t most_drafts,
   return costs;
 }
 
+/// The same for as many drafts as the target takes; typical_draft_costs() for one that has no room for a pass of so many rows.
+template <class Target, drafter_for<Target> Drafter>
+draft_costs calibrate(Target& target, Drafter& drafter) {
+  const std::size_t most = (std::min)(static_cast<std::size_t>(target.max_draft()), max_draft_length);
+  if (target.max_positions() < most + 2) return typical_draft_costs();
+  return calibrate(target, drafter, most);
+}
+
 }  // namespace outrider

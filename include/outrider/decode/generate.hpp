@@ -2,7 +2,6 @@
 #pragma once
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -31,8 +30,7 @@ using decode_clock = double (*)() noexcept;
 
 /// What a text may become, and how it is written. Values that mean nothing are refused, see check().
 struct generate_options {
-  std::size_t max_new_tokens =
-      128;  // behind the prompt; memory for all of them is taken first. 0: the prompt is processed and nothing chosen
+  std::size_t max_new_tokens = 128;       // memory for all of them is taken first; 0: the prompt is processed and nothing chosen
   std::optional<std::size_t> draft = {};  // most drafts per round, 0 = plain; not given: as many as the target takes. generate() ignores it
   std::vector<token_id> eos = {};         // any of them ends the text and is its last token; one outside the vocabulary never comes
   std::vector<token_id> suppress = {};    // never chosen, never drafted
@@ -134,7 +132,7 @@ void check_request(const Target& target, std::size_t committed, std::span<const 
                                               std::to_string(target.max_positions()));
 }
 
-/// Picks a token for each row of `logits`; row i's text is the `known` tokens and i more of `text`.
+/// Picks a token for each row of `logits`, see sampler_for; text: everything before the last row's choice.
 template <backend_tag B, sampler_for<B> Sampler>
 void choose(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> suppress, Sampler& sampler,
             std::span<const token_id> text, std::span<token_id> picks) {
@@ -176,7 +174,6 @@ class text_in_progress {
   [[nodiscard]] std::size_t left() const noexcept { return options_.max_new_tokens - result_.stats.tokens; }
   [[nodiscard]] const generate_options& options() const noexcept { return options_; }
   [[nodiscard]] double now() const noexcept { return options_.clock ? options_.clock() : 0; }
-  [[nodiscard]] generation& result() noexcept { return result_; }
 
   /// Delivers one token; true if the text goes on.
   bool push(token_id token) {

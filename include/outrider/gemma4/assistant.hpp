@@ -16,6 +16,7 @@
 #include "outrider/gemma4/config.hpp"
 #include "outrider/gemma4/weights.hpp"
 #include "outrider/layers/head.hpp"
+#include "outrider/layers/kv_cache.hpp"
 
 namespace outrider::gemma4 {
 
@@ -27,6 +28,19 @@ struct shared_kv {
   std::array<std::size_t, 2> ends{};               // one behind the last key, by attention_kind
   std::size_t position = 0;                        // of the query, for its rotation only
 };
+
+/// The keys and values that a drafter reads of a target's cache: what is committed now, in memory that lives as long as the cache's.
+template <backend_tag B, class Kv>
+[[nodiscard]] shared_kv<Kv, space_of<B>> keys_of(const text_config& config, const kv_cache<B, Kv>& cache) noexcept {
+  shared_kv<Kv, space_of<B>> keys;
+  for (const attention_kind kind : attention_kinds) {
+    const std::size_t donor = config.donor(kind);
+    if (donor < config.layer_count()) keys.layers[static_cast<std::size_t>(kind)] = cache.layer(donor);
+  }
+  keys.ends = {cache.committed(), cache.committed()};
+  keys.position = cache.committed();
+  return keys;
+}
 
 /// A Gemma 4 Assistant: four layers without keys and values of their own. Immutable; see model for sharing between threads.
 template <backend_tag B>

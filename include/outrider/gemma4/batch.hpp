@@ -340,16 +340,7 @@ class slot_target {
     return batch_->state_of(slot_).first_rows(sequence().has_state ? 1 : 0);
   }
   /// The donors' keys and values, read by the drafter where they are.
-  [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept {
-    shared_kv<Kv, space_of<B>> keys;
-    for (const attention_kind kind : attention_kinds) {
-      const std::size_t donor = config().donor(kind);
-      if (donor < config().layer_count()) keys.layers[static_cast<std::size_t>(kind)] = cache().layer(donor);
-    }
-    keys.ends = {committed(), committed()};
-    keys.position = committed();
-    return keys;
-  }
+  [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept { return keys_of<B, Kv>(config(), cache()); }
   /// out [1, H]: the scaled embedding of one token.
   void embed(matrix_for<float, B> out, token_id id) const noexcept { batch_->model_->embed(context(), out, &id); }
 

@@ -125,16 +125,7 @@ class session {
   /// [1, H]: the state after the final norm of the last committed position, until the next pass.
   [[nodiscard]] matrix_for<const float, B> hidden() const noexcept { return result_.hidden.slice_rows(last_row_, 1); }
   /// The donors' keys and values, read by the drafter where they are; the ends are those of now, the memory lives as long as the session.
-  [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept {
-    shared_kv<Kv, space_of<B>> keys;
-    for (const attention_kind kind : attention_kinds) {
-      const std::size_t donor = config().donor(kind);
-      if (donor < config().layer_count()) keys.layers[static_cast<std::size_t>(kind)] = cache_.layer(donor);
-    }
-    keys.ends = {committed(), committed()};
-    keys.position = committed();
-    return keys;
-  }
+  [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept { return keys_of<B, Kv>(config(), cache_); }
   /// out [1, H]: the scaled embedding of one token.
   void embed(matrix_for<float, B> out, token_id id) const noexcept { model_->embed(*ctx_, out, &id); }
 

@@ -16,7 +16,7 @@ namespace outrider::testing {
 
 /// A target without a model: the token behind a prefix is a fixed function of all its tokens, so a wrong draft changes every row behind it.
 /// It hands out positions for everything a drafter reads, and keeps a list of what it was told to do.
-class stub_target {
+class hash_target {
  public:
   using backend_type = reference;
   using kv_type = float;
@@ -25,7 +25,7 @@ class stub_target {
   std::vector<std::string> calls;  // "prefill 0: 1 2 3", "verify 3: 7 8", "commit 2"
   std::size_t reserved = 0;
 
-  explicit stub_target(std::size_t max_draft = 16, std::size_t max_positions = 1000)
+  explicit hash_target(std::size_t max_draft = 16, std::size_t max_positions = 1000)
       : max_draft_(max_draft), max_positions_(max_positions), logits_(max_draft + 1, vocabulary), hidden_(max_draft + 1, 1) {}
 
   /// What this target says after `tokens`.
@@ -111,6 +111,6 @@ class stub_target {
   matrix<float, host_space> hidden_;
 };
 
-static_assert(decoding_target<stub_target>);
+static_assert(decoding_target<hash_target>);
 
 }  // namespace outrider::testing
