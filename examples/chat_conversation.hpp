@@ -12,10 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "any_length.hpp"
 #include "chat_command_line.hpp"
 #include "chat_setup.hpp"
 #include "loading.hpp"
-#include "outrider/decode/calibrate.hpp"
 #include "outrider/decode/prefix.hpp"
 #include "outrider/outrider.hpp"
 #include "outrider/text/chat.hpp"
@@ -61,10 +61,7 @@ class conversation {
     if (!args.assistant.empty()) {
       assistant_.emplace(gemma4::load_assistant<Backend>(args.assistant, load_options_of(args)));
       drafter_.emplace(*assistant_, ctx_);
-      if (args.draft)
-        fixed_.emplace(session_, *drafter_, greedy{}, fixed<max_draft_length>{});
-      else
-        adaptive_.emplace(session_, *drafter_, greedy{}, adaptive(calibrate(session_, *drafter_)));
+      decoder_.emplace(session_, *drafter_, greedy{}, length_for(args.draft, session_, *drafter_));
     }
     reset();
   }
@@ -121,9 +118,7 @@ class conversation {
           take(parser_.push(token));
           return !stop();
         };
-        const generation result = adaptive_ ? adaptive_->generate(rest, options_, emit)
-                                  : fixed_  ? fixed_->generate(rest, options_, emit)
-                                            : generate(session_, rest, options_, emit);
+        const generation result = decoder_ ? decoder_->generate(rest, options_, emit) : generate(session_, rest, options_, emit);
         finish = result.finish;
         note(result.stats);
         take(parser_.finish());
@@ -165,11 +160,9 @@ class conversation {
   outrider::chat_parser parser_;
   outrider::gemma4::session<Backend, Kv> session_;
   std::optional<outrider::assistant_drafter<Backend>> drafter_;
-  template <class Length>
-  using decoder =
-      outrider::speculative_decoder<outrider::gemma4::session<Backend, Kv>, outrider::assistant_drafter<Backend>, outrider::greedy, Length>;
-  std::optional<decoder<outrider::adaptive>> adaptive_;                        // what it learns of drafting lasts from answer to answer
-  std::optional<decoder<outrider::fixed<outrider::max_draft_length>>> fixed_;  // with --draft N, options_.draft
+  using decoder = outrider::speculative_decoder<outrider::gemma4::session<Backend, Kv>, outrider::assistant_drafter<Backend>,
+                                                outrider::greedy, any_length>;
+  std::optional<decoder> decoder_;  // what it learns of drafting lasts from answer to answer
   outrider::chat_options chat_;
   outrider::generate_options options_;
   bool is_unknown_template_ = false;

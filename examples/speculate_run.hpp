@@ -13,14 +13,13 @@
 #include <string>
 #include <string_view>
 #include <system_error>
-#include <variant>
 #include <vector>
 
+#include "any_length.hpp"
 #include "chat_setup.hpp"
 #include "loading.hpp"
 #include "outrider/decode/any_drafter.hpp"
 #include "outrider/decode/assistant_drafter.hpp"
-#include "outrider/decode/calibrate.hpp"
 #include "outrider/decode/cascade_drafter.hpp"
 #include "outrider/decode/ngram_drafter.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
@@ -82,17 +81,6 @@ class text_printer {
   std::optional<outrider::text_stream> stream_;
 };
 
-/// --draft: any policy, chosen at run time.
-struct any_length {
-  std::variant<outrider::adaptive, outrider::fixed<>> policy;
-  outrider::draft_plan plan(std::size_t most) {
-    return std::visit([&](auto& p) { return p.plan(most); }, policy);
-  }
-  void record(const outrider::round_record& round) {
-    std::visit([&](auto& p) { p.record(round); }, policy);
-  }
-};
-
 /// A model, its drafter and a sequence: everything that decoding needs.
 template <class Backend, class Kv>
 class engine {
@@ -119,13 +107,6 @@ class engine {
     if (kind == "cascade") return outrider::cascade_drafter(lookup, *guesses);
     return outrider::no_draft{};
   }
-  /// Drafts as many as pay here, which is measured first; or as many as --draft says.
-  [[nodiscard]] any_length length(const arguments& args, drafter_type& with) {
-    if (args.draft) return {outrider::fixed(*args.draft)};
-    if (args.drafter == "none") return {outrider::fixed(0)};
-    return {outrider::adaptive(outrider::calibrate(session, with))};
-  }
-
   outrider::context_of<Backend> ctx;
   outrider::gemma4::model<Backend> model;
   std::optional<outrider::tokenizer> tokens;
@@ -179,7 +160,8 @@ void run(const arguments& args) {
   }
 
   auto drafter = e.drafter(args.drafter);
-  speculative_decoder decoder(e.session, drafter, sampling(args.sampling), e.length(args, drafter));
+  const auto drafts = args.drafter == "none" ? std::optional<std::size_t>(0) : args.draft;
+  speculative_decoder decoder(e.session, drafter, sampling(args.sampling), length_for(drafts, e.session, drafter));
   if (trace) options.on_pass = [&](const round_record& record) { trace->pass(record, drafter.source()); };
 
   // With --json on a terminal, texts go to stderr, so that stdout holds one object.

@@ -32,6 +32,14 @@ std::vector<token_id> written(const std::string& text) {
   return ids;
 }
 
+using B = reference;
+struct tiny_pair {
+  context_of<B> ctx{execution{1}};
+  gemma4::model<B> model = gemma4::load_model<B>(pair / "target");
+  gemma4::assistant<B> assistant = gemma4::load_assistant<B>(pair / "assistant");
+  assistant_drafter<B> drafter{assistant, ctx};
+};
+
 struct streamed {
   std::string text;
   std::vector<std::string> pieces;
@@ -106,11 +114,7 @@ TEST_CASE("a callback that returns false stops the text as the caller's wish") {
 }
 
 TEST_CASE("a stop string across drafts ends the text there, its tokens leave the sequence, and the text can go on") {
-  using B = reference;
-  context_of<B> ctx{execution{1}};
-  const auto model = gemma4::load_model<B>(pair / "target");
-  const auto assistant = gemma4::load_assistant<B>(pair / "assistant");
-  assistant_drafter<B> drafter(assistant, ctx);
+  tiny_pair tiny;
   const std::vector<token_id> prompt = tokens().encode("In the beginning God created");
   const auto write = [&](std::size_t draft, const std::string& stop, gemma4::session<B>& session) {
     std::string text;
@@ -120,7 +124,7 @@ TEST_CASE("a stop string across drafts ends the text there, its tokens leave the
     options.draft = draft;
     const generation result =
         draft == 0 ? generate(session, prompt, options, stream)
-                   : speculative_decoder(session, drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, stream);
+                   : speculative_decoder(session, tiny.drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, stream);
     stream.finish();
     CHECK(result.finish == finish_reason::stop_string);
     CHECK(session.committed() + 1 == prompt.size() + result.kept);
@@ -128,7 +132,7 @@ TEST_CASE("a stop string across drafts ends the text there, its tokens leave the
   };
   for (const std::string stop : {" of the LORD", "and", "e"}) {
     CAPTURE(stop);
-    gemma4::session<B> plain(model, ctx), drafted(model, ctx);
+    gemma4::session<B> plain(tiny.model, tiny.ctx), drafted(tiny.model, tiny.ctx);
     const auto want = write(0, stop, plain);
     CHECK(want.first.find(stop) == std::string::npos);
     CHECK(write(8, stop, drafted) == want);
@@ -144,15 +148,11 @@ TEST_CASE("a stop string across drafts ends the text there, its tokens leave the
 }
 
 TEST_CASE("whether a long stop string's tokens can leave the sequence does not depend on drafts") {
-  using B = reference;
-  context_of<B> ctx{execution{1}};
-  const auto model = gemma4::load_model<B>(pair / "target");
-  const auto assistant = gemma4::load_assistant<B>(pair / "assistant");
-  assistant_drafter<B> drafter(assistant, ctx);
+  tiny_pair tiny;
   const std::vector<token_id> prompt = tokens().encode("In the beginning God created");
   std::vector<token_id> all;
   {
-    gemma4::session<B> session(model, ctx);
+    gemma4::session<B> session(tiny.model, tiny.ctx);
     generate(session, prompt, {.max_new_tokens = 190}, [&](token_id token) { all.push_back(token); });
   }
   for (const std::size_t held : {std::size_t{100}, std::size_t{112}, std::size_t{118}, std::size_t{126}, std::size_t{135}}) {
@@ -160,12 +160,13 @@ TEST_CASE("whether a long stop string's tokens can leave the sequence does not d
     const std::string stop = tokens().decode_text(std::span(all).subspan(50, held));
     std::vector<std::size_t> kept;
     for (const std::size_t draft : {std::size_t{0}, std::size_t{3}, std::size_t{16}}) {
-      gemma4::session<B> session(model, ctx);
+      gemma4::session<B> session(tiny.model, tiny.ctx);
       text_stream stream(tokens(), [](std::string_view) { return true; }, {stop});
       generate_options options;
       options.max_new_tokens = 190;
       options.draft = draft;
-      kept.push_back(speculative_decoder(session, drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, stream).kept);
+      kept.push_back(
+          speculative_decoder(session, tiny.drafter, greedy{}, fixed<max_draft_length>{}).generate(prompt, options, stream).kept);
       CHECK(session.committed() + 1 == prompt.size() + kept.back());
       stream.finish();
     }
