@@ -18,7 +18,9 @@ enum class error_code {
   tokenizer_malformed,  // a tokenizer file that cannot be used
   argument_invalid,     // a request outside what the call allows: token ids, lengths, counts
   context_full,         // the sequence would outgrow the cache's limit
-  out_of_memory,        // storage could not be had
+  out_of_memory,        // storage could not be had, on the host or on a device
+  device_unavailable,   // no device, or none that this library or this driver can use
+  device_failed,        // a call to a device's own library failed
 };
 
 /// The one exception type of the library (a context whose threads the system refuses throws std::system_error). Thrown at load and at the API

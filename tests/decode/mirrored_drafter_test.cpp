@@ -28,45 +28,6 @@ using testing::elsewhere;
 
 const std::filesystem::path golden_directory = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
 
-/// An assistant whose memory the host cannot read, drafting the likeliest tokens.
-class far_drafter {
- public:
-  static constexpr draft_needs needs{.hidden = true, .keys = true, .embedding = true};
-  static constexpr const char* name = "far";
-
-  explicit far_drafter(const gemma4::assistant<elsewhere>& assistant) : assistant_(&assistant), workspace_(assistant.config()) {}
-
-  template <class Target>
-  void check(const Target& target) const {
-    gemma4::check_pair(target.config(), assistant_->config());
-  }
-  template <in_space_of<elsewhere> Target>
-  std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
-    CHECK(target.committed() + 1 == request.text.size());
-    CHECK(std::equal(target.tokens().begin(), target.tokens().end(), request.text.begin()));
-    const auto input = assistant_->input(workspace_);
-    const std::size_t width = input.cols / 2;
-    matrix_for<const float, elsewhere> state = target.hidden();
-    token_id token = request.last();
-    for (token_id& guess : out) {
-      target.embed(input.slice_cols(0, width), token);
-      pointwise_ops<elsewhere>::copy(ctx_, input.slice_cols(width, width), state);
-      const candidates<elsewhere> step = assistant_->forward(ctx_, workspace_, target.keys());
-      pointwise_ops<elsewhere>::argmax(ctx_, &token, step.logits, step.ids);
-      guess = token;
-      if (std::find(request.eos.begin(), request.eos.end(), token) != request.eos.end())
-        return static_cast<std::size_t>(&guess - out.data()) + 1;
-      state = assistant_->state(workspace_);
-    }
-    return out.size();
-  }
-
- private:
-  const gemma4::assistant<elsewhere>* assistant_;
-  context_of<elsewhere> ctx_;
-  gemma4::assistant<elsewhere>::workspace workspace_;
-};
-
 struct written {
   std::vector<token_id> tokens;
   std::vector<std::array<std::size_t, 3>> rounds;  // position, drafted, accepted
@@ -96,8 +57,9 @@ TEST_CASE_TEMPLATE("a drafter in another memory space drafts what one at the tar
     using session = gemma4::session<reference, Kv>;
     session text(target, ctx, {.max_draft = 6, .prompt_chunk = 5, .max_positions = 200, .max_rewind = 64});
     assistant_drafter<reference> near(near_assistant, ctx);
-    far_drafter inner(far_assistant);
-    mirrored_drafter<elsewhere, far_drafter, session> far(inner, text);
+    context_of<elsewhere> there;
+    assistant_drafter<elsewhere> inner(far_assistant, there);
+    mirrored_drafter<elsewhere, assistant_drafter<elsewhere>, session> far(inner, text);
 
     no_draft none;
     const written plain = write(text, none, prompt, 40, 0);
@@ -129,8 +91,9 @@ TEST_CASE("a round moves the committed keys, a hidden state and an embedding a d
   context_of<reference> ctx;
   using session = gemma4::session<reference, bf16>;  // so that keys are not counted with other floats
   session text(target, ctx, {.max_draft = 4, .max_positions = 600});
-  far_drafter inner(assistant);
-  mirrored_drafter<elsewhere, far_drafter, session> far(inner, text);
+  context_of<elsewhere> there;
+  assistant_drafter<elsewhere> inner(assistant, there);
+  mirrored_drafter<elsewhere, assistant_drafter<elsewhere>, session> far(inner, text);
   far.reserve(600);
   const std::size_t blocks = counting_space::in<bf16*>.elements;
 
@@ -160,11 +123,12 @@ TEST_CASE("two sequences of a model may share a mirrored drafter") {
   context_of<reference> ctx;
   using session = gemma4::session<reference>;
   session a(target, ctx, {.max_positions = 200}), b(target, ctx, {.max_positions = 200});
-  far_drafter inner(assistant), alone_inner(assistant);
-  mirrored_drafter<elsewhere, far_drafter, session> shared(inner, a);
+  context_of<elsewhere> there;
+  assistant_drafter<elsewhere> inner(assistant, there), alone_inner(assistant, there);
+  mirrored_drafter<elsewhere, assistant_drafter<elsewhere>, session> shared(inner, a);
   const auto alone = [&](std::span<const token_id> ids, std::size_t drafts) {
     session text(target, ctx, {.max_positions = 200});
-    mirrored_drafter<elsewhere, far_drafter, session> drafter(alone_inner, text);
+    mirrored_drafter<elsewhere, assistant_drafter<elsewhere>, session> drafter(alone_inner, text);
     text.prefill(ids.first(ids.size() - 1));
     std::vector<token_id> out(drafts);
     drafter.propose(text, {ids, {}, {}}, out);
@@ -188,8 +152,9 @@ TEST_CASE("a mirrored drafter checks the pair, has its drafter's name, and may b
   context_of<reference> ctx;
   using session = gemma4::session<reference>;
   session text(target, ctx, {.max_positions = 200});
-  far_drafter right(assistant), wrong(stranger);
-  mirrored_drafter<elsewhere, far_drafter, session> fits(right, text), does_not(wrong, text);
+  context_of<elsewhere> there;
+  assistant_drafter<elsewhere> right(assistant, there), wrong(stranger, there);
+  mirrored_drafter<elsewhere, assistant_drafter<elsewhere>, session> fits(right, text), does_not(wrong, text);
   CHECK_NOTHROW(fits.check(text));
   error_code code = error_code::argument_invalid;
   try {
@@ -198,14 +163,14 @@ TEST_CASE("a mirrored drafter checks the pair, has its drafter's name, and may b
     code = e.code();
   }
   CHECK(code == error_code::pair_mismatch);
-  CHECK(std::string(source_of(fits)) == "far");
+  CHECK(std::string(source_of(fits)) == "assistant");
 
   no_draft none;
   const written plain = write(text, none, prompt, 20, 0);
   any_drafter<session> any(std::move(fits));
   text.clear();
   CHECK(write(text, any, prompt, 20, 3).tokens == plain.tokens);
-  CHECK(std::string(source_of(any)) == "far");
+  CHECK(std::string(source_of(any)) == "assistant");
 }
 
 }  // namespace

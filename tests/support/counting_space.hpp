@@ -22,6 +22,9 @@ struct counting_space {
   template <class T>
   static inline copy_count out{};  // to the host
 
+  /// What the device says it has left.
+  static inline std::size_t free_bytes = ~std::size_t{0};
+
   /// The address behind a disguise, for those who play the device, and back. No processor has mapped memory there.
   template <class T>
   [[nodiscard]] static T* reveal(T* p) noexcept {
@@ -54,6 +57,11 @@ class buffer<T, testing::counting_space> {
   buffer<T, host_space> memory_;
 };
 
+template <>
+struct space_limits<testing::counting_space> {
+  static std::size_t free_bytes() noexcept { return testing::counting_space::free_bytes; }
+};
+
 /// With rows in one call, as a device would have it.
 template <>
 struct space_copy<host_space, testing::counting_space> {
@@ -77,6 +85,14 @@ struct space_copy<testing::counting_space, host_space> {
     ++testing::counting_space::out<T>.calls;
     testing::counting_space::out<T>.elements += count;
     std::copy_n(testing::counting_space::reveal(from), count, to);
+  }
+};
+
+template <>
+struct space_copy<testing::counting_space, testing::counting_space> {
+  template <class T>
+  static void copy(T* to, const T* from, std::size_t count) noexcept {
+    std::copy_n(testing::counting_space::reveal(from), count, testing::counting_space::reveal(to));
   }
 };
 

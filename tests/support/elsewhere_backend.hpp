@@ -2,21 +2,38 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
-#include <memory>
+#include <span>
 #include <string_view>
 #include <type_traits>
-#include <utility>
-#include <variant>
 #include <vector>
 
 #include "counting_space.hpp"
 #include "outrider/backend/reference.hpp"
-#include "outrider/gemma4/weights.hpp"
 
 namespace outrider::testing {
 
 /// The reference on a device that is none: its tensors lie in counting_space.
 struct elsewhere {};
+
+/// Its context; done is done when an op returns.
+class elsewhere_context : public reference_context {
+ public:
+  using reference_context::reference_context;
+  void wait() const noexcept {}
+  [[nodiscard]] std::span<token_id> exchange() const noexcept { return shared(); }
+  /// Where ops find an id: in the device's memory, or in that which both sides reach.
+  template <class T>
+  [[nodiscard]] static T* reach(T* ids) noexcept {
+    const auto begin = reinterpret_cast<std::uintptr_t>(shared().data()), at = reinterpret_cast<std::uintptr_t>(ids);
+    return at >= begin && at < begin + shared().size_bytes() ? ids : counting_space::reveal(ids);
+  }
+
+ private:
+  static std::span<token_id> shared() noexcept {
+    static token_id ids[64];
+    return ids;
+  }
+};
 
 // Views as the device sees them.
 template <class T>
@@ -46,7 +63,7 @@ namespace outrider {
 template <>
 struct backend_traits<testing::elsewhere> {
   using space = testing::counting_space;
-  using context = context_of<reference>;
+  using context = testing::elsewhere_context;
   static constexpr std::string_view name() noexcept { return "elsewhere"; }
   static constexpr std::string_view simd() noexcept { return "scalar"; }
 };
@@ -55,7 +72,7 @@ template <class W>
   requires listed_weight<W> || listed_group<W>
 struct linear_ops<testing::elsewhere, W> {
   using host = linear_ops<reference, W>;
-  using context = context_of<reference>;
+  using context = testing::elsewhere_context;
   template <class T>
   using rows = matrix_view<T, testing::counting_space>;
   using weights = weight_view<W, testing::counting_space>;
@@ -64,20 +81,20 @@ struct linear_ops<testing::elsewhere, W> {
   static void matmul(context& ctx, rows<float> out, input x, weights w) noexcept { host::matmul(ctx, here(out), here(x), here(w)); }
   static void matmul_prompt(context& ctx, rows<float> out, input x, weights w) noexcept { host::matmul(ctx, here(out), here(x), here(w)); }
   static void expert_matmul(context& ctx, rows<float> out, input x, weights w, const std::int32_t* experts) noexcept {
-    host::expert_matmul(ctx, here(out), here(x), here(w), experts);
+    host::expert_matmul(ctx, here(out), here(x), here(w), testing::here(experts));
   }
   static void gathered_matmul(context& ctx, rows<float> out, input x, weights w, rows<const token_id> ids) noexcept {
     if constexpr (listed_weight<W>) host::gathered_matmul(ctx, here(out), here(x), here(w), here(ids));
   }
   static void gather_rows(context& ctx, rows<float> out, weights w, const token_id* ids, float factor) noexcept {
-    host::gather_rows(ctx, here(out), here(w), ids, factor);
+    host::gather_rows(ctx, here(out), here(w), context::reach(ids), factor);
   }
 };
 
 template <>
 struct pointwise_ops<testing::elsewhere> {
   using host = pointwise_ops<reference>;
-  using context = context_of<reference>;
+  using context = testing::elsewhere_context;
   template <class T>
   using rows = matrix_view<T, testing::counting_space>;
 
@@ -106,7 +123,7 @@ struct pointwise_ops<testing::elsewhere> {
   static void quantize(context& ctx, rows<int8_block> out, rows<const float> x) noexcept { host::quantize(ctx, here(out), here(x)); }
   static void top_k(context& ctx, rows<std::int32_t> ids, rows<const float> x) noexcept { host::top_k(ctx, here(ids), here(x)); }
   static void argmax(context& ctx, token_id* out, rows<const float> x, rows<const token_id> ids) noexcept {
-    host::argmax(ctx, out, here(x), here(ids));
+    host::argmax(ctx, context::reach(out), here(x), here(ids));
   }
   static void mask(context& ctx, rows<float> x, rows<const token_id> ids, const token_id* banned, std::size_t count) noexcept {
     host::mask(ctx, here(x), here(ids), banned, count);
@@ -129,7 +146,7 @@ struct pointwise_ops<testing::elsewhere> {
 template <listed_kv Kv>
 struct attention_ops<testing::elsewhere, Kv> {
   using host = attention_ops<reference, Kv>;
-  using context = context_of<reference>;
+  using context = testing::elsewhere_context;
   template <class T>
   using rows = matrix_view<T, testing::counting_space>;
 
@@ -146,46 +163,5 @@ struct attention_ops<testing::elsewhere, Kv> {
 };
 
 static_assert(check_backend<testing::elsewhere>());
-
-/// Weights that another store holds on the host, under their disguised addresses.
-template <>
-class gemma4::weight_store<testing::elsewhere> {
-  using B = testing::elsewhere;
-  using space = testing::counting_space;
-
- public:
-  explicit weight_store(std::shared_ptr<const io::tensor_set> tensors, weight_form form = weight_form::stored)
-      : host_(std::move(tensors), form) {}
-
-  [[nodiscard]] bool has(std::string_view name) const noexcept { return host_.has(name); }
-  [[nodiscard]] weight<B> matrix(std::string_view name, std::size_t rows, std::size_t cols) {
-    return there<weight<B>>(host_.matrix(name, rows, cols));
-  }
-  [[nodiscard]] weight<B> stacked(std::string_view name, std::size_t count, std::size_t rows, std::size_t cols) {
-    return there<weight<B>>(host_.stacked(name, count, rows, cols));
-  }
-  [[nodiscard]] stored_weight<B> stored_matrix(std::string_view name, std::size_t rows, std::size_t cols) {
-    return there<stored_weight<B>>(host_.stored_matrix(name, rows, cols));
-  }
-  void rearrange(const load_options& options) { host_.rearrange(options); }
-  [[nodiscard]] const float* vector(std::string_view name, std::size_t n) { return space::disguise(host_.vector(name, n)); }
-  [[nodiscard]] float scalar(std::string_view name) { return host_.scalar(name); }
-  [[nodiscard]] const float* keep(const std::vector<float>& values) { return space::disguise(host_.keep(values)); }
-  [[nodiscard]] matrix_for<const token_id, B> permutation(std::string_view name, std::size_t n, std::size_t rows) {
-    const auto ids = host_.permutation(name, n, rows);
-    return {space::disguise(ids.data), ids.rows, ids.cols, ids.stride};
-  }
-
- private:
-  template <class To, class Weight>
-  static To there(const Weight& weight) {
-    return std::visit(
-        []<class W>(const weight_view<W>& w) -> To {
-          return weight_view<W, space>{space::disguise(w.data), w.rows, w.cols, w.stride};
-        },
-        weight);
-  }
-  weight_store<reference> host_;
-};
 
 }  // namespace outrider

@@ -12,8 +12,10 @@
 //   * `out` does not overlap an input unless the paragraph says it may equal one ("in place").
 //   * Sizes are preconditions, decided in layers/: an op may check them with OUTRIDER_ASSERT, nothing more.
 //   * Index arrays (ids, positions, experts) hold valid indexes; the API boundary has checked them.
-//   * Views say where their memory lies. Of what comes as a pointer, ids, positions, banned and argmax's out lie in host memory; weights,
-//     frequencies, scales and experts lie in the backend's space.
+//   * Views say where their memory lies. Of what comes as a pointer, positions and banned lie in host memory, and an op has read them when it
+//     returns; everything else, ids and argmax's out included, lies in the backend's space.
+//   * An op may return before its work is done, if ops that follow see it done and whoever reads the result on the host waits: space_copy does,
+//     and so does most_likely() in layers/head.hpp.
 #pragma once
 
 namespace outrider {

@@ -21,6 +21,10 @@ struct execution {
 ///   static std::string_view simd() noexcept               what the ops run on: "AVX2", "scalar"
 /// and, if quantised weights shall be rearranged in groups and multiplied by int8 activations unless a program asks for something else:
 ///   static constexpr bool int8_products = true
+/// A backend whose space is not the host's has two more members in its context:
+///   void wait()                             returns when all ops asked for are done; throws what went wrong with them
+///   std::span<token_id> exchange() noexcept a few ids, at least 64, in memory that both sides reach: the host puts ids there for ops to read, or
+///                                           waits for those that ops have put
 /// A backend that changes a few ops of another one inherits all specialisations and overrides those.
 template <class Backend>
 struct backend_traits;

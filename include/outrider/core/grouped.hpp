@@ -216,7 +216,7 @@ template <class W>
     for (std::size_t c = 0; c < 8; ++c) std::memcpy(out.q + 4 * c, &record.codes[c][row], 4);
   } else if constexpr (grouped<W>::parts == 1) {
     read_nibbles(out.q, record.codes, row);
-    for (std::int8_t& q : out.q) q = std::same_as<W, q4_0> ? static_cast<std::int8_t>(q - 8) : iq4_values[q];
+    for (std::int8_t& q : out.q) q = std::same_as<W, q4_0> ? static_cast<std::int8_t>(q - 8) : static_cast<std::int8_t>(iq4_value(q));
   } else {
     const auto& part = record.part[p];
     read_nibbles(out.q, part.codes, row);
@@ -233,7 +233,7 @@ template <class W>
       out.scale[0] = out.scale[1] = d * to_float(part.scale[row]);
     }
     if constexpr (std::same_as<W, iq4_xs>)
-      for (std::int8_t& q : out.q) q = iq4_values[q];
+      for (std::int8_t& q : out.q) q = static_cast<std::int8_t>(iq4_value(q));
     if constexpr (has_minimum<W>) out.minimum = -(to_float(record.dmin[row]) * to_float(part.minimum[row]));
   }
   return out;

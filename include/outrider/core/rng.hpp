@@ -36,7 +36,7 @@ struct philox_words {
 /// Positions are below 2^32, ids and indexes below 2^31; the counter has a bit for each, so no two of them share a word.
 class noise {
  public:
-  constexpr noise(std::uint64_t seed, std::uint64_t sequence) noexcept : seed_(seed), sequence_(sequence) {}
+  OUTRIDER_HD constexpr noise(std::uint64_t seed, std::uint64_t sequence) noexcept : seed_(seed), sequence_(sequence) {}
 
   /// The word of each id 4·block … 4·block + 3 at `position`.
   [[nodiscard]] OUTRIDER_HD constexpr philox_words words(std::size_t position, std::uint32_t block) const noexcept {
@@ -44,7 +44,7 @@ class noise {
   }
 
   /// Standard Gumbel noise of a token at a position: argmax over ids of log p + gumbel is a draw from p.
-  [[nodiscard]] double gumbel(std::size_t position, token_id id) const noexcept {
+  [[nodiscard]] OUTRIDER_HD double gumbel(std::size_t position, token_id id) const noexcept {
     const auto index = static_cast<std::uint32_t>(id);
     return gumbel_of(words(position, index / 4).word[index % 4]);
   }
@@ -56,11 +56,11 @@ class noise {
   /// A word as a number in (0, 1): the middle of the word's interval, so neither end occurs.
   [[nodiscard]] OUTRIDER_HD static constexpr double uniform_of(std::uint32_t word) noexcept { return (word + 0.5) * 0x1p-32; }
   /// −log(−log u). Rises with the word; at most 22.88 = −log(−log(1 − 2^-33)).
-  [[nodiscard]] static double gumbel_of(std::uint32_t word) noexcept { return -std::log(-std::log(uniform_of(word))); }
+  [[nodiscard]] OUTRIDER_HD static double gumbel_of(std::uint32_t word) noexcept { return -std::log(-std::log(uniform_of(word))); }
 
  private:
-  static constexpr std::uint32_t low(std::uint64_t value) noexcept { return static_cast<std::uint32_t>(value); }
-  static constexpr std::uint32_t high(std::uint64_t value) noexcept { return static_cast<std::uint32_t>(value >> 32); }
+  OUTRIDER_HD static constexpr std::uint32_t low(std::uint64_t value) noexcept { return static_cast<std::uint32_t>(value); }
+  OUTRIDER_HD static constexpr std::uint32_t high(std::uint64_t value) noexcept { return static_cast<std::uint32_t>(value >> 32); }
 
   std::uint64_t seed_, sequence_;
 };

@@ -1,6 +1,5 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
-#include <bit>
 #include <cstdint>
 
 #include "outrider/config.hpp"
@@ -9,6 +8,8 @@ namespace outrider {
 
 using token_id = std::int32_t;
 
+// __builtin_bit_cast is what std::bit_cast calls; unlike that one it may be called by device code.
+
 /// bfloat16, the upper half of a float. Storage and conversion only: arithmetic is done in float.
 struct bf16 {
   std::uint16_t bits = 0;
@@ -16,11 +17,13 @@ struct bf16 {
   constexpr bf16() = default;
   /// Rounds to nearest, ties to even; a NaN stays a (quiet) NaN.
   OUTRIDER_HD explicit constexpr bf16(float value) noexcept {
-    const auto word = std::bit_cast<std::uint32_t>(value);
+    const auto word = __builtin_bit_cast(std::uint32_t, value);
     const bool nan = (word & 0x7fffffffu) > 0x7f800000u;
     bits = static_cast<std::uint16_t>(nan ? (word >> 16) | 0x40u : (word + 0x7fffu + ((word >> 16) & 1u)) >> 16);
   }
-  OUTRIDER_HD explicit constexpr operator float() const noexcept { return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16); }
+  OUTRIDER_HD explicit constexpr operator float() const noexcept {
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits) << 16);
+  }
   OUTRIDER_HD explicit constexpr operator double() const noexcept { return double{static_cast<float>(*this)}; }
 };
 
@@ -31,7 +34,7 @@ struct f16 {
   constexpr f16() = default;
   /// Rounds to nearest, ties to even; overflow gives infinity, small values subnormals, a NaN stays a (quiet) NaN.
   OUTRIDER_HD explicit constexpr f16(float value) noexcept {
-    const auto word = std::bit_cast<std::uint32_t>(value);
+    const auto word = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t sign = (word >> 16) & 0x8000u, magnitude = word & 0x7fffffffu;
     std::uint32_t half = 0;
     if (magnitude > 0x7f800000u) {
@@ -49,8 +52,8 @@ struct f16 {
   }
   OUTRIDER_HD explicit constexpr operator float() const noexcept {
     const std::uint32_t sign = static_cast<std::uint32_t>(bits & 0x8000u) << 16, exponent = (bits >> 10) & 0x1fu, fraction = bits & 0x3ffu;
-    if (exponent == 0x1fu) return std::bit_cast<float>(sign | 0x7f800000u | (fraction << 13));
-    if (exponent != 0) return std::bit_cast<float>(sign | ((exponent + 112u) << 23) | (fraction << 13));
+    if (exponent == 0x1fu) return __builtin_bit_cast(float, sign | 0x7f800000u | (fraction << 13));
+    if (exponent != 0) return __builtin_bit_cast(float, sign | ((exponent + 112u) << 23) | (fraction << 13));
     const float magnitude = static_cast<float>(fraction) * 0x1p-24f;
     return sign ? -magnitude : magnitude;
   }

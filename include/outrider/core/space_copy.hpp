@@ -28,6 +28,11 @@ struct space_copy<host_space, host_space> {
   }
 };
 
+/// What a space says of its size, for who decides where something large goes: free_bytes(), about, in spaces that are small. The host's is
+/// the system's business.
+template <class Space>
+struct space_limits {};
+
 /// to [m, n] = from [m, n], across memory spaces.
 template <class T, class To, class U, class From>
   requires std::is_same_v<T, std::remove_const_t<U>>

@@ -30,6 +30,11 @@ class any_drafter {
   std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
     return drafter_->propose(target, request, out);
   }
+  /// On a device, if the drafter inside can do without the host: see drafts_there.
+  [[nodiscard]] bool may_draft_there(const draft_request& request) const { return drafter_->may_draft_there(request); }
+  void propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
+    drafter_->propose_there(target, request, count, ids);
+  }
   /// Who made the last proposal, for traces; see source_of().
   [[nodiscard]] const char* source() const noexcept { return drafter_->source(); }
 
@@ -39,6 +44,8 @@ class any_drafter {
     virtual void check(const Target& target) const = 0;
     virtual void reserve(std::size_t positions) = 0;
     virtual std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) = 0;
+    [[nodiscard]] virtual bool may_draft_there(const draft_request& request) const = 0;
+    virtual void propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) = 0;
     [[nodiscard]] virtual const char* source() const noexcept = 0;
   };
   template <class Drafter>
@@ -53,6 +60,16 @@ class any_drafter {
     }
     std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) override {
       return drafter.propose(target, request, out);
+    }
+    [[nodiscard]] bool may_draft_there([[maybe_unused]] const draft_request& request) const override {
+      if constexpr (drafts_there<Drafter, Target>)
+        return drafter.may_draft_there(request);
+      else
+        return false;
+    }
+    void propose_there([[maybe_unused]] const Target& target, [[maybe_unused]] const draft_request& request,
+                       [[maybe_unused]] std::size_t count, [[maybe_unused]] token_id* ids) override {
+      if constexpr (drafts_there<Drafter, Target>) drafter.propose_there(target, request, count, ids);
     }
     [[nodiscard]] const char* source() const noexcept override { return source_of(drafter); }
   };

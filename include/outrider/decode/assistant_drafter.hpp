@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <span>
 
@@ -31,9 +32,19 @@ class assistant_drafter {
 
   /// Up to out.size() draft steps at one position: the first reads the embedding of the last token and the target's hidden state, each further
   /// one the draft before it and the assistant's own state. The keys stay those of the committed positions. Confidence is the share of a
-  /// token in the softmax over the candidates. Precondition: check(target) passed.
+  /// token in the softmax over the candidates. Precondition: check(target) passed. Errors, on a device: what went wrong there.
   template <in_space_of<B> Target>
   std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
+    if constexpr (drafts_there<assistant_drafter, Target>) {
+      if (may_draft_there(request)) {
+        token_id* const ids = ctx_->exchange().data();
+        ids[0] = request.last();
+        propose_there(target, request, out.size(), ids);
+        ctx_->wait();
+        std::copy_n(ids + 1, out.size(), out.begin());
+        return detail::up_to_end(out, request.eos);
+      }
+    }
     const auto input = assistant_->input(workspace_);
     const std::size_t width = input.cols / 2;
     const auto keys = target.keys();
@@ -59,22 +70,47 @@ class assistant_drafter {
     return out.size();
   }
 
- private:
-  /// A token from a step's candidates, for position `position` of the text. Where the candidates lie on a device: the most likely, without a
-  /// confidence.
-  token_id choose(const candidates<B>& step, const draft_request& request, [[maybe_unused]] std::size_t position, float* confidence) {
-    token_id token = 0;
-    if constexpr (host_accessible<space_of<B>>) {
-      if (request.coupling) return request.coupling->template draw<B>(*ctx_, step.logits, step.ids, position, confidence);
-      if (confidence) *confidence = share_of_largest(step.logits);
-    } else if (confidence) {
-      *confidence = 1;
+  /// Whether propose_there() can do what this request asks: nobody wants to know how sure a guess is, or draws it.
+  [[nodiscard]] bool may_draft_there(const draft_request& request) const noexcept {
+    return request.confidence.empty() && request.min_confidence == 0 && !request.coupling;
+  }
+
+  /// The most likely `count` tokens, ids[1 … count], behind ids[0], all in memory that both sides reach. Returns at once: whoever reads them
+  /// on the host waits first, and cuts them behind an end of text.
+  template <in_space_of<B> Target>
+    requires embeds_there<Target>
+  void propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
+    const auto input = assistant_->input(workspace_);
+    const std::size_t width = input.cols / 2;
+    const auto keys = target.keys();
+    matrix_for<const float, B> state = target.hidden();
+    for (std::size_t j = 0; j < count; ++j) {
+      target.embed_at(input.slice_cols(0, width), ids + j);
+      pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
+      const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
+      if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
+      pointwise_ops<B>::argmax(*ctx_, ids + j + 1, step.logits, step.ids);
+      state = assistant_->state(workspace_);
     }
-    pointwise_ops<B>::argmax(*ctx_, &token, step.logits, step.ids);
+  }
+
+ private:
+  /// A token from a step's candidates, for position `position` of the text.
+  token_id choose(const candidates<B>& step, const draft_request& request, std::size_t position, float* confidence) {
+    if (request.coupling) return request.coupling->template draw<B>(*ctx_, step.logits, step.ids, position, confidence);
+    token_id token = 0;
+    if (confidence) *confidence = share_of_largest(on_host(step.logits));
+    most_likely<B>(*ctx_, {&token, 1}, step.logits, step.ids);
     return token;
   }
+  [[nodiscard]] matrix_view<const float> on_host(matrix_for<const float, B> x) {
+    if constexpr (host_accessible<space_of<B>>)
+      return x;
+    else
+      return here_.rows<B>(x);
+  }
   /// softmax at the largest of x [1, c].
-  static float share_of_largest(matrix_for<const float, B> x) noexcept {
+  static float share_of_largest(matrix_view<const float> x) noexcept {
     const std::span<const float> row(x.row(0), x.cols);
     const float largest = *std::max_element(row.begin(), row.end());
     float total = 0;
@@ -85,6 +121,7 @@ class assistant_drafter {
   const gemma4::assistant<B>* assistant_;
   context_of<B>* ctx_;
   typename gemma4::assistant<B>::workspace workspace_;
+  detail::host_rows here_;  // candidates whose probabilities the host reads
 };
 
 }  // namespace outrider

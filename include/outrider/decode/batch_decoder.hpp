@@ -261,7 +261,8 @@ class batch_decoder {
     const target view = batch_->target(t.slot);
     const std::size_t most =
         (std::min)({detail::most_drafts(*batch_, t.request.options), t.text.left() - 1, batch_->max_positions() - t.text.tokens().size()});
-    t.record = detail::draft_round(view, *drafter_, t.sampler, t.length, t.text, most, t.buffers);
+    const draft_plan plan = t.length.plan(most);
+    t.record = detail::draft_round(view, *drafter_, t.sampler, plan, (std::min)(plan.drafts, most), t.text, t.buffers);
     t.is_drafted = true;
   }
 

@@ -1,8 +1,10 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <utility>
 
 #include "outrider/backend/concepts.hpp"
 #include "outrider/decode/sampler.hpp"
@@ -45,6 +47,17 @@ concept drafter_for = drafter<D> && requires(D& d, const Target& target, const d
   { d.propose(target, request, out) } -> std::same_as<std::size_t>;
 };
 
+/// A drafter on a device, whose guesses need not pass through the host, may also have
+///   may_draft_there(request) -> bool               whether it can do what the request asks in this way
+///   propose_there(target, request, count, ids)     ids[1 … count] = guesses behind ids[0]; the ids lie in memory that both sides reach, and
+///                                                  the host waits before it reads them
+template <class D, class Target>
+concept drafts_there = !host_accessible<space_of<typename Target::backend_type>> &&
+                       requires(D & d, const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
+  { std::as_const(d).may_draft_there(request) } -> std::same_as<bool>;
+  d.propose_there(target, request, count, ids);
+};
+
 /// A target whose memory backend B can read.
 template <class T, class B>
 concept in_space_of = std::same_as<space_of<typename T::backend_type>, space_of<B>>;
@@ -62,6 +75,20 @@ template <class T>
 concept provides_embedding = requires(const T& target, matrix_for<float, typename T::backend_type> out, token_id id) {
   target.embed(out, id);
 };
+
+/// A target that embeds ids which only a device knows yet.
+template <class T>
+concept embeds_there = requires(const T& target, matrix_for<float, typename T::backend_type> out, const token_id* id) {
+  target.embed_at(out, id);
+};
+
+namespace detail {
+/// How many of `guesses` count: those up to and including the first that is in `eos`.
+[[nodiscard]] inline std::size_t up_to_end(std::span<const token_id> guesses, std::span<const token_id> eos) noexcept {
+  const auto end = std::find_first_of(guesses.begin(), guesses.end(), eos.begin(), eos.end());
+  return static_cast<std::size_t>(end - guesses.begin()) + (end != guesses.end() ? 1 : 0);
+}
+}  // namespace detail
 
 /// One readable sentence if drafter and target do not fit together.
 template <class Drafter, class Target>

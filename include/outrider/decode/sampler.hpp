@@ -9,8 +9,11 @@
 #include <span>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/backend/reference.hpp"
 #include "outrider/core/rng.hpp"
+#include "outrider/core/space_copy.hpp"
 #include "outrider/decode/processors.hpp"
+#include "outrider/layers/head.hpp"
 
 namespace outrider {
 
@@ -20,15 +23,33 @@ namespace outrider {
 /// overwritten. A choice depends on its row and the text before it alone, never on how rows are grouped into passes: that makes speculation
 /// lossless. A sampler may allocate at its first call, not later.
 
+///
+/// A sampler that can choose on a device, without looking at the text, may also have
+///   may_pick_there() -> bool
+///   pick_there<B>(ctx, logits [m, V], position, out [m])     out[r] = the token at position + r of the text; `out` lies in B's memory, or in
+///                                                            that which both sides reach, and the host waits before it reads it
+
 template <class S, class B>
 concept sampler_for = requires(S& sampler, context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> text, token_id* out) {
   sampler.template pick<B>(ctx, logits, text, out);
 };
 
+template <class S, class B>
+concept picks_there = requires(S& sampler, const S& view, context_of<B>& ctx, matrix_for<float, B> logits, std::size_t position,
+                               token_id* out) {
+  { view.may_pick_there() } -> std::same_as<bool>;
+  sampler.template pick_there<B>(ctx, logits, position, out);
+};
+
 /// The largest logit; the lowest id on ties.
 struct greedy {
   template <backend_tag B>
-  void pick(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> /*text*/, token_id* out) const noexcept {
+  void pick(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> /*text*/, token_id* out) const {
+    most_likely<B>(ctx, {out, logits.rows}, logits);
+  }
+  [[nodiscard]] bool may_pick_there() const noexcept { return true; }
+  template <backend_tag B>
+  void pick_there(context_of<B>& ctx, matrix_for<float, B> logits, std::size_t /*position*/, token_id* out) const noexcept {
     pointwise_ops<B>::argmax(ctx, out, logits, {});
   }
 };
@@ -81,9 +102,37 @@ class gumbel_race {
 
 }  // namespace detail
 
+namespace detail {
+/// Rows that lie on a device, copied to where the reference's ops read them; also the context of those. Valid until the next call of the same
+/// member, which waits for the device.
+class host_rows : public reference_context {
+ public:
+  template <backend_tag B>
+  [[nodiscard]] matrix_view<float> rows(matrix_for<const float, B> x) {
+    return copy(floats_, x);
+  }
+  /// Null stays null.
+  template <backend_tag B>
+  [[nodiscard]] matrix_view<token_id> ids(matrix_for<const token_id, B> x) {
+    return x.data ? copy(ids_, x) : matrix_view<token_id>{};
+  }
+
+ private:
+  template <class T, class Space>
+  static matrix_view<T> copy(reusable<T>& room, matrix_view<const T, Space> x) {
+    const matrix_view<T> here{room.first(x.rows * x.cols).data(), x.rows, x.cols, x.cols};
+    copy_across(here, x);
+    return here;
+  }
+
+  reusable<float> floats_;
+  reusable<token_id> ids_;
+};
+}  // namespace detail
+
 /// Draws tokens from the processed distribution: the token at position n is argmax of score + gumbel(seed, sequence, n, id). It is a function
 /// of its row, the text before it and n, so the text is the same for every drafter, draft length, or none, and has the law of plain
-/// sampling. Reads logits on the host. Each member takes its memory at its first call. One thread at a time; a copy draws the same.
+/// sampling. Logits are read on the host: where they lie on a device, they are copied. Each member takes its memory at its first call. One thread at a time; a copy draws the same.
 class sampling {
  public:
   /// Errors: argument_invalid, see check(const sampling_options&).
@@ -94,16 +143,25 @@ class sampling {
   /// Logits [m, V] of tokens that must not come are −∞; a row without a number above −∞ gives what greedy would. Errors: out_of_memory.
   template <backend_tag B>
   void pick(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> text, token_id* out) {
-    static_assert(host_accessible<space_of<B>>,
-                  "outrider: sampling reads logits on the host, and this backend's lie on a device; use greedy");
     OUTRIDER_ASSERT(text.size() + 1 >= logits.rows);
-    const std::size_t before = text.size() + 1 - logits.rows;
-    for (std::size_t r = 0; r < logits.rows; ++r) processor_.penalise({logits.row(r), logits.cols}, text.first(before + r));
+    if constexpr (host_accessible<space_of<B>>) {
+      const std::size_t before = text.size() + 1 - logits.rows;
+      for (std::size_t r = 0; r < logits.rows; ++r) processor_.penalise({logits.row(r), logits.cols}, text.first(before + r));
+      pointwise_ops<B>::argmax(ctx, out, logits, {});
+      if (options().temperature == 0) return;
+      processor_.reserve(logits.cols);  // a drafter's coupled draw needs it later, and it is taken once
+      for (std::size_t r = 0; r < logits.rows; ++r)
+        out[r] = choose({logits.row(r), logits.cols}, {}, static_cast<std::size_t>(out[r]), before + r);
+    } else {
+      pick<reference>(here_, here_.rows<B>(logits), text, out);
+    }
+  }
+
+  /// The most likely token needs nobody on the host.
+  [[nodiscard]] bool may_pick_there() const noexcept { return options().temperature == 0 && !processor_.penalises(); }
+  template <backend_tag B>
+  void pick_there(context_of<B>& ctx, matrix_for<float, B> logits, std::size_t /*position*/, token_id* out) noexcept {
     pointwise_ops<B>::argmax(ctx, out, logits, {});
-    if (options().temperature == 0) return;
-    processor_.reserve(logits.cols);  // a drafter's coupled draw needs it later, and it is taken once
-    for (std::size_t r = 0; r < logits.rows; ++r)
-      out[r] = choose({logits.row(r), logits.cols}, {}, static_cast<std::size_t>(out[r]), before + r);
   }
 
   /// The coupled draw of a drafter: its own logits [1, c], c >= 1, the same noise, temperature and filters, but no penalties. It agrees with
@@ -115,8 +173,9 @@ class sampling {
   template <backend_tag B>
   [[nodiscard]] token_id draw(context_of<B>& ctx, matrix_for<const float, B> logits, matrix_for<const token_id, B> ids,
                               std::size_t position, float* probability = nullptr) {
-    static_assert(host_accessible<space_of<B>>, "outrider: sampling reads logits on the host, and this backend's lie on a device");
     OUTRIDER_ASSERT(logits.rows == 1 && logits.cols > 0);
+    if constexpr (!host_accessible<space_of<B>>)
+      return draw<reference>(here_, here_.rows<B>(logits), here_.ids<B>(ids), position, probability);
     const std::span<const float> row(logits.row(0), logits.cols);
     const std::span<const token_id> names = ids.data ? std::span<const token_id>(ids.row(0), ids.cols) : std::span<const token_id>{};
     token_id best = 0;
@@ -134,6 +193,7 @@ class sampling {
   template <backend_tag B>
   [[nodiscard]] std::span<const token_probability> distribution(context_of<B>& ctx, matrix_for<float, B> logits,
                                                                 std::span<const token_id> text) {
+    if constexpr (!host_accessible<space_of<B>>) return distribution<reference>(here_, here_.rows<B>(logits), text);
     processor_.penalise({logits.row(0), logits.cols}, text);
     return proposal<B>(ctx, logits, {});
   }
@@ -142,8 +202,8 @@ class sampling {
   template <backend_tag B>
   [[nodiscard]] std::span<const token_probability> proposal(context_of<B>& ctx, matrix_for<const float, B> logits,
                                                             matrix_for<const token_id, B> ids) {
-    static_assert(host_accessible<space_of<B>>, "outrider: sampling reads logits on the host, and this backend's lie on a device");
     OUTRIDER_ASSERT(logits.rows == 1 && logits.cols > 0);
+    if constexpr (!host_accessible<space_of<B>>) return proposal<reference>(here_, here_.rows<B>(logits), here_.ids<B>(ids));
     const std::span<token_probability> list = probabilities_.first(logits.cols);
     token_id best = 0;
     pointwise_ops<B>::argmax(ctx, &best, logits, options().temperature == 0 ? ids : matrix_for<const token_id, B>{});
@@ -246,6 +306,7 @@ class sampling {
   row_processor processor_;
   noise noise_;
   detail::reusable<token_probability> probabilities_;
+  detail::host_rows here_;
 };
 
 }  // namespace outrider

@@ -24,17 +24,15 @@ struct round_buffers {
   std::array<float, max_draft_length> confidence{};
 };
 
-/// Asks a drafter for what may follow `text`: up to what the policy plans of `most`. Returns the record of the round so far; its drafts are in
+/// Asks a drafter for `wanted` tokens that may follow `text`, by a policy's plan. Returns the record of the round so far; its drafts are in
 /// b.rows behind the last known token.
-template <class Target, class Drafter, class Sampler, class Length, class Emit>
-round_record draft_round(const Target& target, Drafter& drafter, Sampler& sampler, Length& length, const text_in_progress<Emit>& text,
-                         std::size_t most, round_buffers& b) {
+template <class Target, class Drafter, class Sampler, class Emit>
+round_record draft_round(const Target& target, Drafter& drafter, Sampler& sampler, const draft_plan& plan, std::size_t wanted,
+                         const text_in_progress<Emit>& text, round_buffers& b) {
   const generate_options& options = text.options();
   round_record record{.position = text.tokens().size()};
   b.rows[0] = text.tokens().back();
-  const draft_plan plan = length.plan(most);
   const double begin = text.now();
-  const std::size_t wanted = (std::min)(plan.drafts, most);
   if (wanted != 0) {
     draft_request request{text.tokens(), options.eos, options.suppress};
     request.min_confidence = (std::max)(options.min_confidence, plan.min_confidence);
@@ -75,6 +73,44 @@ std::size_t verify_round(context_of<B>& ctx, matrix_for<float, B> logits, [[mayb
   }
   text.without_drafts(drafted);
   return count_accepted(drafts.data(), picks.data(), drafted);
+}
+
+/// Whether a round can run on a device from the first draft to the last choice, and the host waits once. Drafter and sampler are asked at run
+/// time too.
+template <class Target, class Drafter, class Sampler>
+concept rounds_there = drafts_there<Drafter, Target> && picks_there<Sampler, typename Target::backend_type> &&
+    requires(Target& target, const Target& view, token_id* ids, std::size_t count) {
+  { view.reads_ids_there() } -> std::same_as<bool>;
+  target.verify_there(ids, count);
+  target.name(std::span<const token_id>());
+};
+
+/// Such a round with `wanted` >= 1 drafts: rows, drafts and choices lie in memory that both sides reach. What comes behind a draft that ends
+/// the text was verified for nothing, and is not looked at.
+template <class Target, class Drafter, class Sampler, class Emit>
+round_record round_there(Target& target, Drafter& drafter, Sampler& sampler, const draft_request& request,
+                         const text_in_progress<Emit>& text, std::size_t wanted, round_buffers& b) {
+  using B = typename Target::backend_type;
+  round_record record{.position = text.tokens().size()};
+  const double begin = text.now();
+  const std::size_t rows = wanted + 1;
+  auto& ctx = target.context();
+  const std::span<token_id> exchange = ctx.exchange();
+  OUTRIDER_ASSERT(2 * rows <= exchange.size());
+  token_id *const ids = exchange.data(), *const picks = ids + rows;
+  ids[0] = request.last();
+  drafter.propose_there(std::as_const(target), request, wanted, ids);
+  target.verify_there(ids, rows);
+  if (!request.suppress.empty()) pointwise_ops<B>::mask(ctx, target.logits(), {}, request.suppress.data(), request.suppress.size());
+  sampler.template pick_there<B>(ctx, target.logits(), request.text.size(), picks);
+  ctx.wait();
+  std::copy_n(ids, rows, b.rows.begin());
+  std::copy_n(picks, rows, b.picks.begin());
+  target.name(std::span<const token_id>(b.rows).first(rows));
+  record.drafted = up_to_end(std::span<const token_id>(b.rows).subspan(1, wanted), request.eos);
+  record.accepted = count_accepted(b.rows.data() + 1, b.picks.data(), record.drafted);
+  record.verify_seconds = text.now() - begin;
+  return record;
 }
 
 }  // namespace detail
@@ -124,12 +160,8 @@ class speculative_decoder {
   template <class Text>
   bool round(Text& text, std::size_t most) {
     most = (std::min)({most, text.left() - 1, target_->max_positions() - text.tokens().size()});
-    round_record record = detail::draft_round(std::as_const(*target_), *drafter_, sampler_, length_, text, most, buffers_);
-
-    const double begin = text.now();
-    target_->verify(std::span<const token_id>(buffers_.rows).first(record.drafted + 1));
-    record.accepted = detail::verify_round<B>(target_->context(), target_->logits(), *drafter_, sampler_, text, record.drafted, buffers_);
-    record.verify_seconds = text.now() - begin;
+    const draft_plan plan = length_.plan(most);
+    round_record record = draft_and_verify(text, plan, (std::min)(plan.drafts, most));
     length_.record(record);
 
     bool go_on = true;
@@ -140,6 +172,23 @@ class speculative_decoder {
     record.emitted = kept;
     text.count_pass(record);
     return go_on;
+  }
+
+  template <class Text>
+  round_record draft_and_verify(Text& text, const draft_plan& plan, std::size_t wanted) {
+    if constexpr (detail::rounds_there<Target, Drafter, Sampler>) {
+      draft_request request{text.tokens(), text.options().eos, text.options().suppress};
+      request.min_confidence = (std::max)(text.options().min_confidence, plan.min_confidence);
+      if (wanted != 0 && !plan.wants_confidence && sampler_.may_pick_there() && std::as_const(*drafter_).may_draft_there(request) &&
+          std::as_const(*target_).reads_ids_there())
+        return detail::round_there(*target_, *drafter_, sampler_, request, text, wanted, buffers_);
+    }
+    round_record record = detail::draft_round(std::as_const(*target_), *drafter_, sampler_, plan, wanted, text, buffers_);
+    const double begin = text.now();
+    target_->verify(std::span<const token_id>(buffers_.rows).first(record.drafted + 1));
+    record.accepted = detail::verify_round<B>(target_->context(), target_->logits(), *drafter_, sampler_, text, record.drafted, buffers_);
+    record.verify_seconds = text.now() - begin;
+    return record;
   }
 
   Target* target_;

@@ -308,6 +308,7 @@ class batch {
   matrix<float, space_of<B>> states_;  // [max_sequences, H], after the final norm: the pass that a state is from may be long gone
   std::size_t open_ = 0, checks_ = 0;
   // The last pass. None of these grows beyond what the constructor reserved.
+  mutable id_room<B> drafted_{1};  // scratch of slot_target::embed()
   std::vector<token_id> ids_;
   std::vector<batch_part<B, Kv>> parts_;
   std::vector<entry> entries_;
@@ -341,8 +342,10 @@ class slot_target {
   }
   /// The donors' keys and values, read by the drafter where they are.
   [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept { return keys_of<B, Kv>(config(), cache()); }
-  /// out [1, H]: the scaled embedding of one token.
-  void embed(matrix_for<float, B> out, token_id id) const noexcept { batch_->model_->embed(context(), out, &id); }
+  /// out [1, H]: the scaled embedding of one token. Errors, on a device: those of a copy.
+  void embed(matrix_for<float, B> out, token_id id) const { batch_->model_->embed(context(), out, batch_->drafted_.put({&id, 1})); }
+  /// The same for an id that lies where B's ops read it.
+  void embed_at(matrix_for<float, B> out, const token_id* id) const noexcept { batch_->model_->embed(context(), out, id); }
 
  private:
   [[nodiscard]] const auto& sequence() const noexcept {

@@ -44,6 +44,8 @@ struct batch_part {
 template <class B>
 struct workspace {
   matrix<std::int32_t, host_space> positions;
+  id_room<B> tokens;
+  matrix<float, host_space> looked_up;  // rows of a table that stays on the host
   scratch<float, B> stream, per_layer, per_layer_tokens, hidden, logits;
   std::array<rope_table<B>, 2> rope;  // by attention_kind
   product_scratch<B> products;
@@ -51,6 +53,8 @@ struct workspace {
 
   workspace(const text_config& c, std::size_t max_rows, std::size_t max_wanted)
       : positions(max_rows, 1),
+        tokens(max_rows),
+        looked_up(host_accessible<space_of<B>> ? 0 : max_rows, c.layer_count() * c.ple_width),
         stream(max_rows, c.hidden_size),
         per_layer(max_rows, c.layer_count() * c.ple_width),
         per_layer_tokens(max_rows, c.layer_count() * c.ple_width),
@@ -91,8 +95,10 @@ class model {
     head_ = {linear<B>{c.tied_head ? table : store_.matrix("lm_head.weight", c.vocab_size, c.hidden_size)}, static_cast<float>(c.softcap)};
     if (c.ple_width != 0) {
       const std::size_t width = c.layer_count() * c.ple_width;
-      per_layer_tokens_ =
-          embedding<B>::scaled_by_root(store_.table(prefix + "embed_tokens_per_layer.weight", c.ple_vocab_size, width), c.ple_width);
+      const std::string name = prefix + "embed_tokens_per_layer.weight";
+      per_layer_tokens_ = store_.keeps_on_host(name)
+                              ? embedding<B>::scaled_by_root(store_.host_table(name, c.ple_vocab_size, width), c.ple_width)
+                              : embedding<B>::scaled_by_root(store_.table(name, c.ple_vocab_size, width), c.ple_width);
       per_layer_projection_ = {store_.matrix(prefix + "per_layer_model_projection.weight", width, c.hidden_size)};
       per_layer_norm_ = {store_.vector(prefix + "per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
     }
@@ -139,8 +145,37 @@ class model {
   template <class Kv, class Observer = no_observer>
   forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, std::span<const batch_part<B, Kv>> parts,
                             std::span<const token_id> tokens, row_kind rows, Observer&& observe = {}) const {
+    return forward(ctx, ws, parts, pass_tokens{tokens.size(), tokens, ws.tokens.put(tokens)}, rows, observe);
+  }
+
+  /// A pass over `count` tokens of one sequence that lie where B's ops read them, whatever the host knows of them, all wanted. Precondition:
+  /// reads_ids_there(). The rest is as above.
+  template <class Kv>
+  forward_result<B> forward_there(context_of<B>& ctx, workspace<B>& ws, kv_cache<B, Kv>& cache, const token_id* ids,
+                                  std::size_t count) const {
+    OUTRIDER_ASSERT(reads_ids_there());
+    const batch_part<B, Kv> whole{&cache, count, count};
+    return forward(ctx, ws, std::span(&whole, 1), pass_tokens{count, {}, ids}, row_kind::decode, no_observer{});
+  }
+  /// Whether a pass needs token ids in B's memory only: no table stays on the host.
+  [[nodiscard]] bool reads_ids_there() const noexcept { return !per_layer_tokens_.host_table; }
+
+  /// The scaled embedding of one token, out [1, H]: half of a drafter's input. The id lies in B's memory.
+  void embed(context_of<B>& ctx, matrix_for<float, B> out, const token_id* id) const noexcept { embed_tokens_.forward(ctx, out, id); }
+
+ private:
+  /// The tokens of a pass, on the host, if it knows them, and where ops read them.
+  struct pass_tokens {
+    std::size_t count;
+    std::span<const token_id> here;
+    const token_id* there;
+  };
+
+  template <class Kv, class Observer>
+  forward_result<B> forward(context_of<B>& ctx, workspace<B>& ws, std::span<const batch_part<B, Kv>> parts, const pass_tokens& tokens,
+                            row_kind rows, Observer&& observe) const {
     const text_config& c = config_;
-    const std::size_t m = tokens.size();
+    const std::size_t m = tokens.count;
     std::size_t wanted = 0;
     for (const auto& part : parts) {
       part.cache->prepare(part.rows);
@@ -151,11 +186,11 @@ class model {
     bool wanted_only = false;
     std::array<rope_rows<B>, 2> rope = rotations(ctx, ws, parts, wanted_only);
     auto h = ws.stream.view(m, c.hidden_size);
-    embed_tokens_.forward(ctx, h, tokens.data());
+    embed_tokens_.forward(ctx, h, tokens.there);
     observe(stage::embedding, 0, h);
     auto per_layer = ws.per_layer.view(m, c.layer_count() * c.ple_width);
     if (c.ple_width != 0) {
-      per_layer_inputs(ctx, ws, per_layer, h, tokens.data(), rows);
+      per_layer_inputs(ctx, ws, per_layer, h, tokens, rows);
       observe(stage::per_layer_inputs, 0, per_layer);
     }
 
@@ -184,10 +219,6 @@ class model {
     return {logits, hidden};
   }
 
-  /// The scaled embedding of one token, out [1, H]: half of a drafter's input.
-  void embed(context_of<B>& ctx, matrix_for<float, B> out, const token_id* id) const noexcept { embed_tokens_.forward(ctx, out, id); }
-
- private:
   /// What the parts of a pass write and read in one layer, each made when it is asked for: there is no list of them to keep.
   template <class Kv>
   struct layer_parts {
@@ -246,11 +277,14 @@ class model {
   }
 
   /// out [m, L · P]: U = (norm(Wc x₀ · H^(−1/2)) + √P · Ep[id]) · 2^(−1/2), from the scaled embedding x₀ [m, H].
-  void per_layer_inputs(context_of<B>& ctx, workspace<B>& ws, matrix_for<float, B> out, matrix_for<const float, B> x0, const token_id* ids,
-                        row_kind rows) const noexcept {
+  void per_layer_inputs(context_of<B>& ctx, workspace<B>& ws, matrix_for<float, B> out, matrix_for<const float, B> x0,
+                        const pass_tokens& ids, row_kind rows) const {
     using pointwise = pointwise_ops<B>;
     const auto tokens = ws.per_layer_tokens.view(out.rows, out.cols);
-    per_layer_tokens_.forward(ctx, tokens, ids);
+    if (per_layer_tokens_.host_table)
+      per_layer_tokens_.forward_from_host(tokens, ids.here, ws.looked_up.first_rows(out.rows));
+    else
+      per_layer_tokens_.forward(ctx, tokens, ids.there);
     product_rows<B> embedded = ws.products.rows(x0);
     per_layer_projection_.forward(ctx, out, embedded, rows);
     pointwise::scale(ctx, out, out, static_cast<float>(1 / std::sqrt(static_cast<double>(x0.cols))));

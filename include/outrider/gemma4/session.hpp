@@ -103,14 +103,28 @@ class session {
   /// row for each token. Precondition: ids in [0, V). Errors, before anything is written: argument_invalid for another number of tokens,
   /// context_full, out_of_memory.
   void verify(std::span<const token_id> tokens) {
-    if (tokens.empty() || tokens.size() > max_draft() + 1)
-      throw error(error_code::argument_invalid, "outrider: a pass over " + std::to_string(tokens.size()) +
-                                                    " tokens, this session verifies 1 to " + std::to_string(max_draft() + 1));
+    check_pass(tokens.size());
     forget_pending();
     result_ = model_->forward(*ctx_, workspace_, cache_, tokens, tokens.size(), row_kind::decode);
     tokens_.insert(tokens_.end(), tokens.begin(), tokens.end());
     last_row_ = tokens.size() - 1;
   }
+  /// The same for `count` tokens that lie where B's ops read them, while the host need not know them yet. It has to name() them before commit().
+  /// Precondition: reads_ids_there().
+  void verify_there(const token_id* ids, std::size_t count) {
+    check_pass(count);
+    forget_pending();
+    result_ = model_->forward_there(*ctx_, workspace_, cache_, ids, count);
+    tokens_.resize(committed() + count);
+    last_row_ = count - 1;
+  }
+  void name(std::span<const token_id> tokens) noexcept {
+    OUTRIDER_ASSERT(tokens.size() == cache_.pending());
+    std::copy(tokens.begin(), tokens.end(), tokens_.end() - static_cast<std::ptrdiff_t>(tokens.size()));
+  }
+  /// Whether verify_there() can be used: not if a table of the model stays on the host.
+  [[nodiscard]] bool reads_ids_there() const noexcept { return model_->reads_ids_there(); }
+
   /// Keeps the keys of the first `rows` >= 1 tokens of the last verify() and forgets the others; hidden() is then the last kept row.
   /// Errors: argument_invalid for 0 rows or more than are pending.
   void commit(std::size_t rows) {
@@ -126,10 +140,17 @@ class session {
   [[nodiscard]] matrix_for<const float, B> hidden() const noexcept { return result_.hidden.slice_rows(last_row_, 1); }
   /// The donors' keys and values, read by the drafter where they are; the ends are those of now, the memory lives as long as the session.
   [[nodiscard]] shared_kv<Kv, space_of<B>> keys() const noexcept { return keys_of<B, Kv>(config(), cache_); }
-  /// out [1, H]: the scaled embedding of one token.
-  void embed(matrix_for<float, B> out, token_id id) const noexcept { model_->embed(*ctx_, out, &id); }
+  /// out [1, H]: the scaled embedding of one token. Errors, on a device: those of a copy.
+  void embed(matrix_for<float, B> out, token_id id) const { model_->embed(*ctx_, out, drafted_.put({&id, 1})); }
+  /// The same for an id that lies where B's ops read it.
+  void embed_at(matrix_for<float, B> out, const token_id* id) const noexcept { model_->embed(*ctx_, out, id); }
 
  private:
+  void check_pass(std::size_t count) const {
+    if (count == 0 || count > max_draft() + 1)
+      throw error(error_code::argument_invalid, "outrider: a pass over " + std::to_string(count) + " tokens, this session verifies 1 to " +
+                                                    std::to_string(max_draft() + 1));
+  }
   void forget_pending() noexcept {
     cache_.rollback();
     tokens_.resize(committed());
@@ -157,6 +178,7 @@ class session {
   std::vector<token_id> tokens_;  // of the committed positions, then of the pending ones
   forward_result<B> result_;
   std::size_t last_row_ = 0;
+  mutable id_room<B> drafted_{1};  // scratch of embed()
 };
 
 }  // namespace outrider::gemma4

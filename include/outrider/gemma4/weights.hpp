@@ -2,6 +2,7 @@
 #pragma once
 #include <algorithm>
 #include <bit>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,10 +18,12 @@
 #include <vector>
 
 #include "outrider/backend/parallel.hpp"
+#include "outrider/backend/reference.hpp"
 #include "outrider/core/blocks.hpp"
 #include "outrider/core/extents.hpp"
 #include "outrider/core/grouped.hpp"
 #include "outrider/core/scalar.hpp"
+#include "outrider/core/space_copy.hpp"
 #include "outrider/core/storage.hpp"
 #include "outrider/io/dtype_of.hpp"
 #include "outrider/io/mapped_file.hpp"
@@ -49,10 +52,11 @@ struct load_options {
 
 /// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. A matrix that is kept in
 /// groups has memory of its own, and the file's pages of it are released; any other stays in the file's mapping wherever its alignment allows
-/// it (no copy). Vectors are widened to float once. Owns what the handed-out views point to; move-only.
+/// it (no copy). Where B's memory is not the host's, every matrix is copied there and the file's pages are released. Vectors are widened to
+/// float once. Owns what the handed-out views point to; move-only.
 template <backend_tag B>
 class weight_store {
-  static_assert(host_accessible<space_of<B>>, "outrider: weights are read in place, which needs a backend in host memory");
+  static constexpr bool in_file = host_accessible<space_of<B>>;  // matrices may stay where they lie
 
  public:
   explicit weight_store(std::shared_ptr<const io::tensor_set> tensors, weight_form form = weight_form::stored)
@@ -75,12 +79,28 @@ class weight_store {
   [[nodiscard]] stored_weight<B> stored_matrix(std::string_view name, std::size_t rows, std::size_t cols) {
     return as_stored<stored_weight<B>>(find(name, {rows, cols}), rows, cols);
   }
-  /// A table [rows, cols] whose rows are looked up, as the file has it: nothing of it is read here, it may be larger than memory.
+  /// Whether a table whose rows are looked up stays on the host, because B's memory, which is not the host's, has no room to spare for it beside
+  /// everything else of the file: a quarter is left to keys, values and activations.
+  [[nodiscard]] bool keeps_on_host(std::string_view table) const {
+    if constexpr (requires { space_limits<space_of<B>>::free_bytes(); }) {
+      std::size_t all = 0;
+      for (const auto& [name, t] : *tensors_) all += t.bytes.size();
+      return has(table) && all > space_limits<space_of<B>>::free_bytes() / 4 * 3;
+    } else {
+      return false;
+    }
+  }
+  /// Such a table, as the file has it: nothing of it is read here, it may be larger than memory.
+  [[nodiscard]] stored_weight<reference> host_table(std::string_view name, std::size_t rows, std::size_t cols) {
+    return as_stored<stored_weight<reference>>(find(name, {rows, cols}), rows, cols);
+  }
+  /// A table [rows, cols] whose rows are looked up, as the file has it. In host memory nothing of it is read here, it may be larger than memory.
   [[nodiscard]] weight<B> table(std::string_view name, std::size_t rows, std::size_t cols) {
     return as_stored<weight<B>>(find(name, {rows, cols}), rows, cols);
   }
 
-  /// Fills the matrices in groups handed out so far and gives the file's pages of them back to the system.
+  /// Fills the matrices in groups handed out so far, or all of them where B's memory is not the host's, and gives the file's pages of them back
+  /// to the system.
   void rearrange(const load_options& options) {
     if (tasks_.empty()) return;
     std::size_t done = 0, all = 0, told = 0;
@@ -102,37 +122,36 @@ class weight_store {
       const std::size_t group_bytes = t.source.size() / t.groups, piece = piece_bytes / (group_bytes + 1) + 1;
       for (std::size_t first = 0; first < t.groups; first += piece) {  // in pieces, so that progress is steady
         const std::size_t count = (std::min)(piece, t.groups - first);
-        team->for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept { t.fill(t, source, first + begin, first + end); });
+        const std::span<std::byte> room = room_for(t, first, count);
+        team->for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept {
+          t.fill(t, source, first + begin, first + end, room.data() + begin * t.group_bytes);
+        });
+        if constexpr (!in_file) space_copy<host_space, space_of<B>>::copy(t.out + first * t.group_bytes, room.data(), room.size());
         if (first + count < t.groups) tell(done + group_bytes * (first + count));
       }
       io::release_pages(t.source);
       tell(done += t.source.size());
     }
     tasks_.clear();
+    staging_ = {};
   }
 
   /// A vector [n] of F32, BF16 or F16 as floats.
   [[nodiscard]] const float* vector(std::string_view name, std::size_t n) {
     const io::tensor& t = find(name, {n});
-    buffer<float, space_of<B>> values(n);
-    for (std::size_t i = 0; i < n; ++i) values.data()[i] = read_float(t, i);
-    floats_.push_back(std::move(values));
-    return floats_.back().data();
+    std::vector<float> values(n);
+    for (std::size_t i = 0; i < n; ++i) values[i] = read_float(t, i);
+    return keep(values);
   }
-  [[nodiscard]] float scalar(std::string_view name) { return *vector(name, 1); }
+  [[nodiscard]] float scalar(std::string_view name) const { return read_float(find(name, {1}), 0); }
 
   /// Floats the model computes itself (frequencies), kept with its weights.
-  [[nodiscard]] const float* keep(const std::vector<float>& values) {
-    buffer<float, space_of<B>> copy(values.size());
-    std::copy(values.begin(), values.end(), copy.data());
-    floats_.push_back(std::move(copy));
-    return floats_.back().data();
-  }
+  [[nodiscard]] const float* keep(const std::vector<float>& values) { return keep_in(floats_, values); }
 
   /// A permutation of 0 … n - 1, stored as I32, I64 or whole F32 numbers in a tensor [n], viewed as [rows, n / rows].
   [[nodiscard]] matrix_for<const token_id, B> permutation(std::string_view name, std::size_t n, std::size_t rows) {
     const io::tensor& t = find(name, {n});
-    buffer<token_id, space_of<B>> ids(n);
+    std::vector<token_id> ids(n);
     std::vector<bool> seen(n, false);
     for (std::size_t i = 0; i < n; ++i) {
       const std::int64_t id = read_integer(t, i);
@@ -141,13 +160,21 @@ class weight_store {
                                                      ": element " + std::to_string(i) + " is " + std::to_string(id) +
                                                      ", out of range or a second time");
       seen[static_cast<std::size_t>(id)] = true;
-      ids.data()[i] = static_cast<token_id>(id);
+      ids[i] = static_cast<token_id>(id);
     }
-    ids_.push_back(std::move(ids));
-    return {ids_.back().data(), rows, n / rows, n / rows};
+    return {keep_in(ids_, ids), rows, n / rows, n / rows};
   }
 
  private:
+  /// A matrix to rearrange, or to copy, in which case a group is a row.
+  struct task {
+    std::span<const std::byte> source;
+    std::size_t alignment, rows, cols, groups, group_bytes;
+    std::byte* out;
+    void (*fill)(const task&, const std::byte* aligned_source, std::size_t begin, std::size_t end,
+                 std::byte* to) noexcept;  // to: of group `begin`
+  };
+
   const io::tensor& find(std::string_view name, const std::vector<std::size_t>& shape) const {
     const io::tensor& t = tensors_->at(name);
     if (t.shape != shape)
@@ -167,33 +194,50 @@ class weight_store {
     return loaded ? *std::move(loaded) : as_stored<weight<B>>(t, rows, cols);
   }
 
-  /// The tensor where it lies. Weight is a variant.
+  template <class T>
+  static const T* keep_in(std::vector<buffer<T, space_of<B>>>& kept, const std::vector<T>& values) {
+    buffer<T, space_of<B>> copy(values.size());
+    space_copy<host_space, space_of<B>>::copy(copy.data(), values.data(), values.size());
+    kept.push_back(std::move(copy));
+    return kept.back().data();
+  }
+
+  /// The tensor where it lies, or where it will be copied. Weight is a variant of views into one space.
   template <class Weight>
   Weight as_stored(const io::tensor& t, std::size_t rows, std::size_t cols) {
     std::optional<Weight> loaded;
     std::string allowed;
     [&]<class... W>(type_list<W...>) {
-      ((t.type == io::dtype_of<W> ? static_cast<void>(loaded = in_place<W>(t, rows, cols)) : void()), ...);
+      ((t.type == io::dtype_of<W> ? static_cast<void>(loaded = stored_view<Weight, W>(t, rows, cols)) : void()), ...);
       if (!loaded) ((allowed += (allowed.empty() ? "" : ", ") + std::string(io::name_of(io::dtype_of<W>))), ...);
     }(weight_types{});
     if (!loaded) throw wrong_type(t, allowed);
     return *std::move(loaded);
   }
 
-  template <class W>
-  weight_for<W, B> in_place(const io::tensor& t, std::size_t rows, std::size_t cols) {
+  template <class Weight, class W>
+  auto stored_view(const io::tensor& t, std::size_t rows, std::size_t cols) {
     static_assert(io::describe(io::dtype_of<W>).bytes == sizeof(W) && io::describe(io::dtype_of<W>).elements == elements_of<W>);
-    buffer<std::byte, space_of<B>> aligned;
-    const std::byte* const data = aligned_bytes(t.bytes, alignof(W), aligned);
-    if (aligned.size() != 0) bytes_.push_back(std::move(aligned));
-    return weight_for<W, B>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
+    if constexpr (in_file || !std::constructible_from<Weight, weight_for<W, B>>) {
+      buffer<std::byte, host_space> aligned;
+      const std::byte* const data = aligned_bytes(t.bytes, alignof(W), aligned);
+      if (aligned.size() != 0) host_bytes_.push_back(std::move(aligned));
+      return weight_view<W>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
+    } else {
+      std::byte* const out = take(t.bytes.size());
+      if (!t.bytes.empty())
+        tasks_.push_back({t.bytes, 1, rows, cols, rows, t.bytes.size() / rows, out,
+                          [](const task& job, const std::byte* source, std::size_t begin, std::size_t end, std::byte* to) noexcept {
+                            std::memcpy(to, source + begin * job.group_bytes, (end - begin) * job.group_bytes);
+                          }});
+      return weight_for<W, B>{reinterpret_cast<const W*>(out), rows, cols, cols / elements_of<W>};
+    }
   }
 
   /// `bytes`, or their copy in `copy` if they lie at an address that is legal in a file but not for the processor.
-  template <class Space>
-  static const std::byte* aligned_bytes(std::span<const std::byte> bytes, std::size_t alignment, buffer<std::byte, Space>& copy) {
+  static const std::byte* aligned_bytes(std::span<const std::byte> bytes, std::size_t alignment, buffer<std::byte, host_space>& copy) {
     if (reinterpret_cast<std::uintptr_t>(bytes.data()) % alignment == 0) return bytes.data();
-    copy = buffer<std::byte, Space>(bytes.size());
+    copy = buffer<std::byte, host_space>(bytes.size());
     std::memcpy(copy.data(), bytes.data(), bytes.size());
     return copy.data();
   }
@@ -203,29 +247,39 @@ class weight_store {
   weight_for<grouped<W>, B> in_groups(const io::tensor& t, std::size_t rows, std::size_t cols) {
     has_groups_ = true;
     const std::size_t groups = divide_up(rows, group_rows), records = cols / W::elements;
-    auto* const out = reinterpret_cast<grouped<W>*>(take(groups * records * sizeof(grouped<W>)));
+    std::byte* const out = take(groups * records * sizeof(grouped<W>));
     if (groups != 0)
-      tasks_.push_back({t.bytes, alignof(W), rows, cols, groups, out,
-                        [](const task& job, const std::byte* source, std::size_t begin, std::size_t end) noexcept {
+      tasks_.push_back({t.bytes, alignof(W), rows, cols, groups, records * sizeof(grouped<W>), out,
+                        [](const task& job, const std::byte* source, std::size_t begin, std::size_t end, std::byte* to) noexcept {
                           const weight_view<W> w{reinterpret_cast<const W*>(source), job.rows, job.cols, job.cols / W::elements};
-                          for (std::size_t g = begin; g < end; ++g)
-                            group(static_cast<grouped<W>*>(job.out) + g * w.stride, w, g * group_rows,
-                                  (std::min)(group_rows, w.rows - g * group_rows));
+                          auto* next = reinterpret_cast<grouped<W>*>(to);
+                          for (std::size_t g = begin; g < end; ++g, next += w.stride)
+                            group(next, w, g * group_rows, (std::min)(group_rows, w.rows - g * group_rows));
                         }});
-    return {out, rows, cols, records};
+    return {reinterpret_cast<const grouped<W>*>(out), rows, cols, records};
   }
 
-  /// Zeroed memory, cut from slabs: matrices lie one behind the other, whatever their sizes, and the system can back them with large pages.
+  /// Zeroed memory of B, cut from slabs: matrices lie one behind the other, whatever their sizes, and the system can back them with large pages.
   std::byte* take(std::size_t bytes) {
     bytes = divide_up(bytes, buffer_alignment) * buffer_alignment;
     if (bytes > room_.size()) {
       const std::size_t size = (std::max)(bytes, slab_bytes);
       room_ = {bytes_.emplace_back(size).data(), size};
-      prefer_large_pages(room_);
+      if constexpr (in_file) prefer_large_pages(room_);
     }
     std::byte* const taken = room_.data();
     room_ = room_.subspan(bytes);
     return taken;
+  }
+
+  /// Where `count` groups of a matrix from `first` on are filled: in their place, or in host memory on their way there.
+  std::span<std::byte> room_for(const task& t, std::size_t first, std::size_t count) {
+    if constexpr (in_file) {
+      return {t.out + first * t.group_bytes, count * t.group_bytes};
+    } else {
+      if (staging_.size() < count * t.group_bytes) staging_ = buffer<std::byte, host_space>(count * t.group_bytes);
+      return staging_.span().first(count * t.group_bytes);
+    }
   }
 
   template <class T>
@@ -272,16 +326,8 @@ class weight_store {
     return out + "]";
   }
 
-  static constexpr std::size_t buffer_alignment = 64;
+  static constexpr std::size_t buffer_alignment = 256;  // the strictest of all devices
   static constexpr std::size_t slab_bytes = 32 * 1024 * 1024, piece_bytes = 16 * 1024 * 1024;
-
-  /// A matrix to rearrange.
-  struct task {
-    std::span<const std::byte> source;
-    std::size_t alignment, rows, cols, groups;
-    void* out;  // grouped<W>
-    void (*fill)(const task&, const std::byte* aligned_source, std::size_t begin, std::size_t end) noexcept;
-  };
 
   std::shared_ptr<const io::tensor_set> tensors_;
   bool grouped_, has_groups_ = false;
@@ -289,6 +335,8 @@ class weight_store {
   std::vector<buffer<float, space_of<B>>> floats_;
   std::vector<buffer<token_id, space_of<B>>> ids_;
   std::vector<buffer<std::byte, space_of<B>>> bytes_;
+  std::vector<buffer<std::byte, host_space>> host_bytes_;  // of tensors at an address that is not legal for the processor
+  buffer<std::byte, host_space> staging_;
   std::span<std::byte> room_;  // what is left of the last slab
 };
 

@@ -1,7 +1,9 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <variant>
 
 #include "outrider/layers/linear.hpp"
@@ -28,6 +30,25 @@ struct candidates {
   matrix_for<float, B> logits;        // [m, c]
   matrix_for<const token_id, B> ids;  // [m, c]; null data: column c is token c
 };
+
+/// out [m], on the host = the ids of the largest values of x [m, n], as pointwise_ops' argmax gives them; waits for a device. Errors: what
+/// went wrong there with any op before.
+template <backend_tag B>
+void most_likely(context_of<B>& ctx, std::span<token_id> out, matrix_for<const float, B> x, matrix_for<const token_id, B> ids = {}) {
+  OUTRIDER_ASSERT(out.size() == x.rows);
+  if constexpr (host_accessible<space_of<B>>) {
+    pointwise_ops<B>::argmax(ctx, out.data(), x, ids);
+  } else {
+    const std::span<token_id> answers = ctx.exchange();
+    for (std::size_t first = 0; first < x.rows;) {
+      const std::size_t count = (std::min)(answers.size(), x.rows - first);
+      pointwise_ops<B>::argmax(ctx, answers.data(), x.slice_rows(first, count), ids.data ? ids.slice_rows(first, count) : ids);
+      ctx.wait();
+      std::copy_n(answers.data(), count, out.data() + first);
+      first += count;
+    }
+  }
+}
 
 /// A sparse head: clusters of tokens are scored by their centroids and only the best clusters' tokens get a logit.
 template <class B>

@@ -13,6 +13,7 @@
 #include "outrider/core/extents.hpp"
 #include "outrider/core/kv_view.hpp"
 #include "outrider/core/space.hpp"
+#include "outrider/core/space_copy.hpp"
 #include "outrider/core/storage.hpp"
 #include "outrider/error.hpp"
 
@@ -51,8 +52,6 @@ struct kv_layer_shape {
 /// the blocks they share.
 template <backend_tag B, class Kv>
 class kv_cache {
-  static_assert(host_accessible<space_of<B>>, "outrider: kv_cache fills its block tables on the host, this backend's memory is elsewhere");
-
  public:
   using view = kv_view<Kv, space_of<B>>;
   using const_view = kv_view<const Kv, space_of<B>>;
@@ -70,6 +69,7 @@ class kv_cache {
                                                     std::to_string(max_positions) + " positions holds nothing; both must be at least 1");
     table_rows_ = (max_positions - 1) / block_rows + 1;
     table_ = matrix<Kv*, host_space>(layers.size(), table_rows_);
+    if constexpr (!host_accessible<space_of<B>>) table_there_ = matrix<Kv*, space_of<B>>(layers.size(), table_rows_);
     layers_.reserve(layers.size());
     rings_.reserve(layers.size());
     for (const kv_layer_shape& shape : layers) {
@@ -81,21 +81,23 @@ class kv_cache {
         throw error(error_code::argument_invalid,
                     "outrider: cache layer " + std::to_string(layers_.size()) + " has heads of size " + std::to_string(shape.head_dim) +
                         ", keys and values stored in blocks need a multiple of " + std::to_string(elements_of<Kv>));
-      Kv** const table = table_of(layers_.size());
+      Kv** const table = table_of(layers_.size());  // filled here
+      Kv** const seen_table = table_there(layers_.size());
       if (shape.window == 0) {
         const auto sum = checked_add(growth_, elements(shape, block_rows));
         if (!sum) throw too_large();
         growth_ = *sum;
-        layers_.push_back({table, block_rows, 0, shape.heads, shape.head_dim});
+        layers_.push_back({seen_table, block_rows, 0, shape.heads, shape.head_dim});
       } else {
         const auto seen = checked_add(shape.window, max_rows), held = seen ? checked_add(*seen, max_rewind) : seen;
         const std::size_t rows = (std::min)(held.value_or(max_positions), max_positions);
         windows_.push_back({shape.window, rows});
         table[0] = rings_.emplace_back(elements(shape, rows)).data();
-        layers_.push_back({table, rows, rows, shape.heads, shape.head_dim});
+        layers_.push_back({seen_table, rows, rows, shape.heads, shape.head_dim});
       }
     }
     if (growth_ != 0) blocks_.reserve(table_rows_);
+    publish();
   }
 
   kv_cache(kv_cache&&) noexcept = default;  // the source may then be destroyed or assigned to, nothing else
@@ -135,7 +137,10 @@ class kv_cache {
     const std::size_t held = (std::min)(needed, blocks_.size());
     std::size_t missing = needed - held;
     for (std::size_t b = open; b < held; ++b) missing += is_shared(blocks_[b]) ? 1u : 0u;
-    if (missing == 0) return;
+    if (missing == 0) {
+      if (!published_) publish();
+      return;
+    }
     // All memory is taken before anything is changed, so that there is no state between none and all. Places in blocks_ are reserved. What a
     // shared block holds behind the committed positions is never needed: it was written before the fork, by what has been given up since.
     std::vector<block> fresh;
@@ -147,6 +152,7 @@ class kv_cache {
       if (b < held && b * block_rows < committed_) copy(*blocks_[b], **next);
       put(b, std::move(*next++));
     }
+    publish();
   }
 
   /// Does what extend(rows) can fail at and opens nothing, so that several caches can be extended together, all of them or none. Throws as
@@ -219,26 +225,30 @@ class kv_cache {
         growth_(other.growth_),
         table_rows_(other.table_rows_),
         table_(other.table_.rows(), other.table_.cols()),
+        table_there_(other.table_there_.rows(), other.table_there_.cols()),
         layers_(other.layers_) {
     rings_.reserve(other.rings_.size());
     for (std::size_t i = 0; i < layers_.size(); ++i) {
-      layers_[i].blocks = table_of(i);
+      layers_[i].blocks = table_there(i);
       if (layers_[i].ring_rows == 0) continue;
       const auto& slots = other.rings_[rings_.size()];
       copy(slots, rings_.emplace_back(slots.size()));
       table_of(i)[0] = rings_.back().data();
     }
-    if (growth_ == 0) return;
-    blocks_.reserve(table_rows_);
-    const std::size_t full = committed_ / block_rows;
-    for (std::size_t b = 0; b < full; ++b) put(b, other.blocks_[b]);
-    if (committed_ % block_rows == 0) return;
-    put(full, std::make_shared<buffer<Kv, space_of<B>>>(growth_));
-    copy(*other.blocks_[full], *blocks_[full]);
+    if (growth_ != 0) {
+      blocks_.reserve(table_rows_);
+      const std::size_t full = committed_ / block_rows;
+      for (std::size_t b = 0; b < full; ++b) put(b, other.blocks_[b]);
+      if (committed_ % block_rows != 0) {
+        put(full, std::make_shared<buffer<Kv, space_of<B>>>(growth_));
+        copy(*other.blocks_[full], *blocks_[full]);
+      }
+    }
+    publish();
   }
 
-  static void copy(const buffer<Kv, space_of<B>>& from, buffer<Kv, space_of<B>>& to) noexcept {
-    std::copy_n(from.data(), from.size(), to.data());
+  static void copy(const buffer<Kv, space_of<B>>& from, buffer<Kv, space_of<B>>& to) {
+    space_copy<space_of<B>, space_of<B>>::copy(to.data(), from.data(), from.size());
   }
   [[nodiscard]] static bool is_shared(const block& b) noexcept { return b.use_count() > 1; }
   /// Makes `memory` block b, which is held already or the next one.
@@ -249,8 +259,9 @@ class kv_cache {
       blocks_.push_back(std::move(memory));
     name(b);
   }
-  /// Enters block b in the tables of the layers.
+  /// Enters block b in the tables of the layers; publish() makes it known where ops read them.
   void name(std::size_t b) noexcept {
+    published_ = false;
     Kv* next = blocks_[b]->data();
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       if (layers_[i].ring_rows != 0) continue;
@@ -270,6 +281,14 @@ class kv_cache {
     return *size;
   }
   [[nodiscard]] Kv** table_of(std::size_t layer) noexcept { return table_.view().row(layer); }
+  /// The same table where ops read it.
+  [[nodiscard]] Kv** table_there(std::size_t layer) noexcept {
+    return host_accessible<space_of<B>> ? table_of(layer) : table_there_.view().row(layer);
+  }
+  void publish() {
+    if constexpr (!host_accessible<space_of<B>>) copy_across(table_there_.view(), table_.view());
+    published_ = true;
+  }
 
   struct ring {
     std::size_t window, rows;
@@ -283,6 +302,8 @@ class kv_cache {
   std::size_t growth_ = 0;                      // objects of one more block in every full layer
   std::size_t table_rows_ = 0;                  // blocks a full layer has at max_positions
   matrix<Kv*, host_space> table_;               // [layers, table_rows_], never moves in memory: views point into it
+  matrix<Kv*, space_of<B>> table_there_;        // or into its copy, where the backend's memory is elsewhere
+  bool published_ = false;                      // the copy says the same
   std::vector<view> layers_;                    // handed out by layer()
   std::vector<buffer<Kv, space_of<B>>> rings_;  // of the sliding layers
   std::vector<block> blocks_;                   // of the full ones
