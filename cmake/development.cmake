@@ -46,9 +46,16 @@ function(outrider_add_programs)
     endif()
     list(APPEND programs "${name}")
     add_executable(${name} "${source}")
-    target_link_libraries(${name} PRIVATE outrider::highway_dispatch CLI11::CLI11 outrider_warnings)
+    target_link_libraries(${name} PRIVATE outrider::highway_dispatch $<TARGET_NAME_IF_EXISTS:outrider::cuda_backend> CLI11::CLI11
+                                          outrider_warnings)
     target_compile_definitions(${name} PRIVATE OUTRIDER_SOURCE_DIR="${PROJECT_SOURCE_DIR}")
   endforeach()
 endfunction()
 
 target_link_libraries(outrider_highway_dispatch PRIVATE outrider_warnings)
+
+# What `cmake --build --preset cuda` builds: everything that runs on a device.
+if(TARGET outrider_cuda_backend)
+  target_compile_options(outrider_cuda_backend PRIVATE $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+  add_custom_target(cuda_programs)
+endif()

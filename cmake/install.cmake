@@ -20,7 +20,7 @@ block()
 endblock()
 
 install(DIRECTORY include/outrider DESTINATION "${CMAKE_INSTALL_INCLUDEDIR}")
-install(FILES src/highway_dispatch.cpp DESTINATION "${OUTRIDER_SOURCE_INSTALLDIR}")
+install(FILES src/highway_dispatch.cpp src/cuda_backend.cu DESTINATION "${OUTRIDER_SOURCE_INSTALLDIR}")
 install(FILES cmake/outriderTargets.cmake "${PROJECT_BINARY_DIR}/package/outriderConfig.cmake"
               "${PROJECT_BINARY_DIR}/package/outriderConfigVersion.cmake"
         DESTINATION "${package_dir}")

@@ -1,5 +1,5 @@
 # outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
-# What the two targets are: read by outrider's own build and by the installed outriderConfig.cmake, so that both mean the same.
+# What the targets are: read by outrider's own build and by the installed outriderConfig.cmake, so that both mean the same.
 
 # The headers in `include_dir` and what they need.
 function(outrider_describe_library target include_dir)
@@ -18,4 +18,15 @@ function(outrider_add_highway_dispatch source)
   # A build without a build type is a user's who did not think of one: kernels that are not optimised are fifty times slower.
   target_compile_options(outrider_highway_dispatch PRIVATE "$<$<AND:$<CONFIG:>,$<NOT:$<CXX_COMPILER_ID:MSVC>>>:-O2>")
   set_target_properties(outrider_highway_dispatch PROPERTIES POSITION_INDEPENDENT_CODE ON)
+endfunction()
+
+# outrider::cuda_backend: the kernels of the CUDA backend, compiled by nvcc in the build that uses it. It exists where the language CUDA is
+# enabled, and needs the CUDA Toolkit 12.4 or later.
+function(outrider_add_cuda_backend source)
+  add_library(outrider_cuda_backend STATIC EXCLUDE_FROM_ALL "${source}")
+  add_library(outrider::cuda_backend ALIAS outrider_cuda_backend)
+  target_compile_definitions(outrider_cuda_backend PUBLIC OUTRIDER_CUDA)
+  target_compile_options(outrider_cuda_backend PRIVATE -std=c++20)  # CMake before 3.26 has no feature for it
+  target_link_libraries(outrider_cuda_backend PUBLIC outrider::outrider CUDA::cudart_static CUDA::cublasLt)
+  set_target_properties(outrider_cuda_backend PROPERTIES POSITION_INDEPENDENT_CODE ON)
 endfunction()

@@ -53,11 +53,15 @@ inline void add_model_options(CLI::App& app, model_options& args) {
          "Drafts per round, 0 to 16, or auto: as many as pay, none included")
       ->default_str("auto")
       ->transform(drafts_or_auto());
-  app.add_option("--backend", args.backend, "What computes: cpu (or highway: its SIMD kernels), or reference, which is scalar and slow")
+  app.add_option("--backend", args.backend,
+                 "What computes: cpu (or highway: its SIMD kernels), cuda, an NVIDIA device, in programs built for it, or reference,\n"
+                 "which is scalar and slow")
       ->capture_default_str()
-      ->check(CLI::IsMember({"reference", "highway", "cpu"}));
+      ->check(CLI::IsMember({"reference", "highway", "cpu", "cuda"}));
   app.add_option("--threads", args.threads, "Threads; one per core if not given")->transform(whole_number())->check(CLI::Range(1, 1024));
-  app.add_option("--kv", args.kv, "How keys and values are stored")->capture_default_str()->check(CLI::IsMember({"f32", "bf16", "q8_0"}));
+  app.add_option("--kv", args.kv, "How keys and values are stored")
+      ->capture_default_str()
+      ->check(CLI::IsMember({"f32", "bf16", "f16", "q8_0"}));
   app.add_flag(
       "--exact-activations", args.exact_activations,
       "Multiply quantised weights by activations as they are, instead of rounding those to 8 bits first: slower and slightly more\n"

@@ -10,7 +10,11 @@
 
 int main(int argc, char** argv) try {
   const arguments args = parse_command_line(argc, argv);
-  if (args.backend == "reference")
+  if (args.devices)
+    print_devices();
+  else if (args.backend == "cuda")
+    run_on_cuda(args);
+  else if (args.backend == "reference")
     run_on_reference(args);
   else if (args.kv != "f32")
     run_with_fewer_bits(args);

@@ -65,6 +65,7 @@ arguments parse_command_line(int argc, char** argv) {
   app.add_option("--trace", args.trace, "Write to this file what every pass did, as JSON lines (docs/trace.md)");
   app.add_flag("--json", args.json, "Print one JSON object instead of text");
   app.add_flag("--compare", args.compare, "Decode without speculation too, and compare speed and tokens");
+  app.add_flag("--devices", args.devices, "List the CUDA devices, and do nothing else");
   app.add_flag("--quiet", args.quiet, "Print the text alone");
   try {
     app.parse(argc, argv);

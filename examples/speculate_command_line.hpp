@@ -21,7 +21,7 @@ struct arguments : model_options {
   std::vector<std::string> stops;
   std::size_t samples = 1;
   std::optional<std::string> trace;
-  bool chat = false, json = false, compare = false, quiet = false;
+  bool chat = false, json = false, compare = false, quiet = false, devices = false;
 };
 
 /// The options of the command line. Ends the program for --help, and with exit code 2 for wrong usage.

@@ -8,6 +8,8 @@
 void run_on_reference(const arguments& args) {
   if (args.kv == "bf16")
     run<outrider::reference, outrider::bf16>(args);
+  else if (args.kv == "f16")
+    run<outrider::reference, outrider::f16>(args);
   else if (args.kv == "q8_0")
     run<outrider::reference, outrider::q8_0>(args);
   else

@@ -199,6 +199,8 @@ void run(const arguments& args) {
   report(args, o);
 }
 
-// In files of their own: speculate_reference.cpp, speculate_fewer_bits.cpp.
+// In files of their own: speculate_reference.cpp, speculate_cuda.cpp, speculate_fewer_bits.cpp.
 void run_on_reference(const arguments& args);
+void run_on_cuda(const arguments& args);
+void print_devices();
 void run_with_fewer_bits(const arguments& args);

@@ -4,6 +4,6 @@
 . "$(dirname "$0")/common.sh"
 
 cd "$root"
-mapfile -t files < <(find include src tests examples bench -name '*.[hci]pp' -o -name '*.inl' | sort)
+mapfile -t files < <(find include src tests examples bench -name '*.[hci]pp' -o -name '*.inl' -o -name '*.cuh' -o -name '*.cu' | sort)
 clang-format --dry-run -Werror --style=file "${files[@]}"
 passed "${#files[@]} files"

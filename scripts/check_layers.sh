@@ -15,7 +15,7 @@ awk -v includes="$work/includes" -v files="$work/files" '
   {
     for (i = 3; i <= NF; ++i) {
       if ($i ~ /^\+/) { sees[$2, substr($i, 2)] = 1; continue }
-      file = ($2 == "." ? "" : $2 "/") $i (($i ~ /\.(h|inl)$/) ? "" : ".hpp")
+      file = ($2 == "." ? "" : $2 "/") $i (($i ~ /\.(h|inl|cuh)$/) ? "" : ".hpp")
       level[file] = $1; folder[file] = $2; place[file] = ++count
     }
   }
@@ -49,6 +49,9 @@ never='^$'
 room '# *pragma +omp' '^backend/parallel\.hpp$' 'OpenMP belongs in backend/parallel.hpp'
 room '\b(_mm[0-9]*_|v(ld|st)[0-9]q?_|vdotq?_|vmmlaq_)|<(immintrin|arm_neon)\.h>' '^backend/highway/[a-z0-9_]+-inl\.h$' 'intrinsics belong in backend/highway/*-inl.h'
 room '<hwy/' '^backend/(highway|cpu|eigen)' 'Highway belongs in backend/'
+room '<(cuda|cublas)[A-Za-z0-9_]*\.h>' '^backend/cuda/(device|gemm)\.cuh$' 'headers of CUDA are included by backend/cuda/device.cuh'
+room '\basm\b|<<<[^<]*>>>' '^backend/(cuda/device\.cuh|highway/[a-z0-9_]+-inl\.h|parallel\.hpp)$' 'assembly, and launches that only nvcc understands, belong in backend/cuda/device.cuh'
+room '\b(cuda|cublas)[A-Z][A-Za-z0-9]*\(' '^backend/cuda/(check|memory|queue|gemm)\.cuh$' 'the CUDA library is called by memory, queue and gemm'
 room '<Eigen/' '^backend/' 'Eigen belongs in backend/'
 room '\b(std::)?([io]?fstream|fopen|mmap|::open)\b *[({<]?' '^io/' 'a file is opened in io/'
 room '\b(std::(cout|cerr|clog|exit|abort|terminate)\b|(std::)?(printf|fprintf|puts|fputs|perror|exit|abort)\()' "$never" 'a library neither prints nor exits'

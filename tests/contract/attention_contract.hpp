@@ -33,6 +33,13 @@ template <class Kv>
 constexpr std::size_t whole(std::size_t d) noexcept {
   return outrider::divide_up(d, elements_of<Kv>) * elements_of<Kv>;
 }
+/// How far x may be from what a scalar type stores of it.
+template <class Kv>
+double rounding_of(double x) noexcept {
+  if constexpr (std::is_same_v<Kv, bf16>) return 0x1p-8 * std::abs(x);
+  if constexpr (std::is_same_v<Kv, f16>) return (std::max)(0x1p-11 * std::abs(x), 0x1p-25);  // below 2^-14 in steps of 2^-24
+  return 0;
+}
 /// The largest magnitude that numbers of at most 1 have when they are stored: the scale of a block is rounded to 11 bits.
 template <class Kv>
 inline constexpr double largest = block_format<Kv> ? 1 + 0x1p-11 : 1;
@@ -181,7 +188,7 @@ TEST_CASE_TEMPLATE("a value seen alone is the one appended, as near as its type 
           if constexpr (block_format<Kv>)  // half a step of peak / 127, and the rounding of the step itself; the quotient's is far smaller
             CHECK(error <= peak * (0.5 / 127 + 0x1p-11 + 4 * u));
           else
-            CHECK(error <= std::abs(v(0, i)) * (std::is_same_v<Kv, float> ? 0 : 0x1p-8));
+            CHECK(error <= rounding_of<Kv>(double{v(0, i)}));
         }
       }
     }

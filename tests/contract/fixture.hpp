@@ -49,6 +49,8 @@ template <>
 inline constexpr std::string_view name_of<float> = "f32";
 template <>
 inline constexpr std::string_view name_of<bf16> = "bf16";
+template <>
+inline constexpr std::string_view name_of<f16> = "f16";
 
 /// Calls body.operator()<T>() for every type of the list.
 template <class... T, class Body>
@@ -65,8 +67,8 @@ template <class T>
 T poison() noexcept {
   if constexpr (std::is_same_v<T, float>)
     return std::bit_cast<float>(0x7fd5a5a5u);
-  else if constexpr (std::is_same_v<T, bf16>)
-    return std::bit_cast<bf16>(std::uint16_t{0x7fd5});
+  else if constexpr (std::is_same_v<T, bf16> || std::is_same_v<T, f16>)
+    return std::bit_cast<T>(std::uint16_t{0x7fd5});
   else
     return T{0x6b6b6b6b};
 }

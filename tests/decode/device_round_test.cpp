@@ -19,9 +19,59 @@
 #include "outrider/gemma4/session.hpp"
 #include "support/elsewhere_backend.hpp"
 
+namespace outrider::testing {
+
+/// Elsewhere, with the op that draws. It counts how often the host waits.
+struct drawing {};
+struct drawing_context : elsewhere_context {
+  using elsewhere_context::elsewhere_context;
+  std::size_t waits = 0;
+  void wait() noexcept { ++waits; }
+};
+
+}  // namespace outrider::testing
+
+namespace outrider {
+
+template <>
+struct backend_traits<testing::drawing> : backend_traits<testing::elsewhere> {
+  using context = testing::drawing_context;
+};
+template <class W>
+  requires listed_weight<W> || listed_group<W>
+struct linear_ops<testing::drawing, W> : linear_ops<testing::elsewhere, W> {
+};
+template <listed_kv Kv>
+struct attention_ops<testing::drawing, Kv> : attention_ops<testing::elsewhere, Kv> {};
+
+template <>
+struct pointwise_ops<testing::drawing> : pointwise_ops<testing::elsewhere> {
+  static void draw(context& ctx, token_id* out, rows<const float> x, rows<const token_id> ids, std::size_t position,
+                   const draw_rule& rule) noexcept {
+    sampling host({.temperature = rule.temperature,
+                   .top_k = rule.top_k,
+                   .top_p = rule.top_p,
+                   .min_p = rule.min_p,
+                   .seed = rule.seed,
+                   .sequence = rule.sequence});
+    for (std::size_t r = 0; r < x.rows; ++r)
+      context::reach(out)[r] =
+          host.draw<reference>(ctx, testing::here(x.slice_rows(r, 1)),
+                               ids.data ? testing::here(ids.slice_rows(r, 1)) : matrix_view<const token_id>{}, position + r);
+  }
+};
+
+static_assert(check_backend<testing::drawing>());
+static_assert(has_draw<testing::drawing> && !has_draw<testing::elsewhere> && !has_draw<reference>);
+
+}  // namespace outrider
+
 namespace {
 
 using namespace outrider;
+using testing::copy_count;
+using testing::counting_space;
+using testing::drawing;
 using testing::elsewhere;
 
 const std::filesystem::path golden_directory = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
@@ -108,16 +158,79 @@ TEST_CASE("a table of per-layer embeddings for which a device has no room is loo
   }
 }
 
-TEST_CASE("drawn texts are the same on a device") {
+TEST_CASE("drawn texts are the same on a device, whether it draws by itself or not, and their drafts are accepted as often") {
+  for (const char* name : {"e2b", "dense31b"}) {  // with a sparse head and without
+    CAPTURE(name);
+    pair<reference> here(name);
+    pair<elsewhere> there(name);
+    pair<drawing> by_itself(name);
+    for (const sampling_options& options :
+         {sampling_options{.temperature = 1, .seed = 5}, sampling_options{.temperature = 0.8, .top_k = 5, .top_p = 0.9, .seed = 6},
+          sampling_options{.temperature = 1.5, .min_p = 0.01, .seed = 7, .sequence = 3},
+          sampling_options{.temperature = 1, .repetition_penalty = 1.3, .seed = 8}})
+      for (const std::size_t drafts : std::initializer_list<std::size_t>{0, 1, 4}) {
+        CAPTURE(options.seed);
+        CAPTURE(drafts);
+        const written want = here.write(drafts, sampling(options));
+        CHECK(there.write(drafts, sampling(options)) == want);
+        CHECK(by_itself.write(drafts, sampling(options)) == want);
+      }
+  }
+}
+
+TEST_CASE("a least confidence, suppressed tokens and an end of text mean the same for drawn drafts") {
   pair<reference> here("e2b");
-  pair<elsewhere> there("e2b");
-  for (const sampling_options& options :
-       {sampling_options{.temperature = 1, .seed = 5}, sampling_options{.temperature = 0.8f, .top_k = 5, .top_p = 0.9f, .seed = 6},
-        sampling_options{.temperature = 1, .repetition_penalty = 1.3f, .seed = 7}}) {
+  pair<drawing> there("e2b");
+  const sampling sampler({.temperature = 1, .top_k = 20, .seed = 5});
+  const written plain = here.write(0, sampler);
+  generate_options options;
+  options.suppress = {plain.tokens[1], plain.tokens[4]};
+  CHECK(there.write(4, sampler, options) == here.write(4, sampler, options));
+  options.suppress = {};
+  options.eos = {plain.tokens[5]};
+  CHECK(there.write(4, sampler, options) == here.write(4, sampler, options));
+  options.eos = {};
+  options.min_confidence = 0.02f;
+  CHECK(there.write(4, sampler, options) == here.write(4, sampler, options));
+}
+
+TEST_CASE("a device that draws is waited for once a round, and no logits are copied") {
+  pair<drawing> there("e2b");
+  for (const sampling_options& options : {sampling_options{}, sampling_options{.temperature = 1, .top_k = 20, .top_p = 0.9, .seed = 5}})
     for (const std::size_t drafts : std::initializer_list<std::size_t>{0, 4}) {
+      CAPTURE(options.temperature);
       CAPTURE(drafts);
-      CHECK(there.write(drafts, sampling(options)) == here.write(drafts, sampling(options)));
+      const copy_count copied = counting_space::out<float>;
+      const std::size_t waited = there.ctx.waits;
+      const written text = there.write(drafts, sampling(options));
+      CHECK(there.ctx.waits - waited == 1 + text.accepted.size());  // the token behind the prompt is one more
+      CHECK(counting_space::out<float>.elements == copied.elements);
     }
+}
+
+TEST_CASE("penalties need the host, also where a device could draw") {
+  const sampling greedy_one, drawn({.temperature = 1}), penalised({.temperature = 1, .presence_penalty = 1});
+  CHECK((greedy_one.may_pick_there<elsewhere>() && greedy_one.may_pick_there<drawing>()));
+  CHECK((!drawn.may_pick_there<elsewhere>() && drawn.may_pick_there<drawing>()));
+  CHECK((!penalised.may_pick_there<drawing>() && penalised.may_draw_there<drawing>()));
+}
+
+TEST_CASE("more rows than ids fit into the memory of both sides are drawn in parts") {
+  constexpr std::size_t m = 150, n = 40;
+  buffer<float, counting_space> memory(m * n);
+  std::vector<float> logits(m * n);
+  for (std::size_t i = 0; i < logits.size(); ++i) logits[i] = static_cast<float>(i * 37 % 101) / 16;
+  space_copy<host_space, counting_space>::copy(memory.data(), logits.data(), logits.size());
+  const std::vector<token_id> text(m + 5);
+  for (const double temperature : {0.0, 1.0}) {
+    sampling sampler({.temperature = temperature});
+    std::vector<token_id> there(m), here(m);
+    testing::drawing_context ctx;
+    sampler.pick<drawing>(ctx, {memory.data(), m, n, n}, text, there.data());
+    reference_context plain;
+    sampler.pick<reference>(plain, {logits.data(), m, n, n}, text, here.data());
+    CHECK(there == here);
+    CHECK(ctx.waits == 3);
   }
 }
 

@@ -24,6 +24,8 @@ using testing::refusal;
 
 static_assert(sampler_for<greedy, reference>);
 static_assert(sampler_for<sampling, reference>);
+static_assert(picks_there<greedy, reference>);
+static_assert(picks_there<sampling, reference>);
 
 constexpr float infinite = std::numeric_limits<float>::infinity();
 

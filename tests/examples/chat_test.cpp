@@ -316,7 +316,7 @@ TEST_CASE("Ctrl-C at the prompt ends the program") {
 TEST_CASE("wrong usage is exit code 2") {
   check_refused(chat("--nonsense"), 2, "--nonsense");
   check_refused(chat("--draft 17"), 2, "--draft");
-  check_refused(chat("--kv f16"), 2, "--kv");
+  check_refused(chat("--kv q4_0"), 2, "--kv");
   check_refused(chat("--max-new-tokens x"), 2, "--max-new-tokens");
   check_refused(chat("--target " + tiny + "/target --draft 4"), 2, "--assistant");
 }

@@ -81,7 +81,7 @@ TEST_CASE("--json prints one object with every field") {
 
 TEST_CASE("every backend and cache type writes the same text with and without drafts") {
   for (const char* backend : {"reference", "highway", "cpu"})
-    for (const char* kv : {"f32", "bf16", "q8_0"}) {
+    for (const char* kv : {"f32", "bf16", "f16", "q8_0"}) {
       CAPTURE(backend);
       CAPTURE(kv);
       const std::string options = std::string("--json --max-new-tokens 24 --backend ") + backend + " --kv " + kv;
@@ -201,7 +201,7 @@ TEST_CASE("wrong usage is exit code 2") {
   check_refused(speculate("--draft -1"), 2, "--draft");
   check_refused(speculate("--draft x"), 2, "--draft");
   check_refused(speculate("--backend cuda"), 2, "--backend");
-  check_refused(speculate("--kv f16"), 2, "--kv");
+  check_refused(speculate("--kv q4_0"), 2, "--kv");
   check_refused(speculate("--threads 0"), 2, "--threads");
   check_refused(speculate("--max-new-tokens -3"), 2, "--max-new-tokens");
   check_refused(speculate("--prompt a --prompt-ids 2"), 2, "--prompt");

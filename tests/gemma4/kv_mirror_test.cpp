@@ -199,7 +199,7 @@ copied<Kv> copied_by(Call&& call) {
   return {counting_space::in<Kv>.elements - before.elements, counting_space::in<Kv>.calls - before.calls};
 }
 
-TEST_CASE_TEMPLATE("a round copies what it committed, in one call a layer, and nothing of rejected drafts", Kv, float, bf16, q8_0) {
+TEST_CASE_TEMPLATE("a round copies what it committed, in one call a layer, and nothing of rejected drafts", Kv, float, bf16, f16, q8_0) {
   const auto config = config_of(300);  // no ring wraps and no block ends in this test
   const std::size_t row = objects_of<Kv>(config, attention_kind::sliding) + objects_of<Kv>(config, attention_kind::full);
   sequence<Kv> target(config, 9, 200);

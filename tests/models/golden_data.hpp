@@ -12,10 +12,12 @@
 #include <fstream>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include <nlohmann/json.hpp>
 
+#include "outrider/core/space_copy.hpp"
 #include "outrider/gemma4/load.hpp"
 #include "outrider/gemma4/session.hpp"
 #include "outrider/io/safetensors.hpp"
@@ -99,6 +101,7 @@ struct model_pair {
   gemma4::assistant<B> assistant;
   context_of<B> ctx;
 
+  model_pair(gemma4::model<B> t, gemma4::assistant<B> a) : target(std::move(t)), assistant(std::move(a)), ctx(one_thread) {}
   explicit model_pair(const std::filesystem::path& directory, execution how = one_thread)
       : target(gemma4::load_model<B>(directory / "target")), assistant(gemma4::load_assistant<B>(directory / "assistant")), ctx(how) {}
 };
@@ -120,13 +123,12 @@ struct passes {
   }
 };
 
-template <class View>
-std::vector<float> copy_of(const View& rows) {
-  std::vector<float> values;
-  values.reserve(rows.rows * rows.cols);
-  for (std::size_t r = 0; r < rows.rows; ++r)
-    for (std::size_t c = 0; c < rows.cols; ++c) values.push_back(static_cast<float>(rows(r, c)));
-  return values;
+/// The values of a view, wherever they lie.
+template <class T, class Space>
+std::vector<float> copy_of(const matrix_view<T, Space>& rows) {
+  std::vector<std::remove_const_t<T>> values(rows.rows * rows.cols);
+  copy_across(matrix_view<std::remove_const_t<T>>{values.data(), rows.rows, rows.cols, rows.cols}, rows);
+  return {values.begin(), values.end()};
 }
 
 /// The logits of all rows of a prompt, one pass.
@@ -142,13 +144,21 @@ template <class Kv>
 struct keys_and_values {
   std::vector<float> keys, values;
 
-  keys_and_values(const kv_view<const Kv>& cache, std::size_t begin, std::size_t end) {
+  template <class Space>
+  keys_and_values(kv_view<const Kv, Space> cache, std::size_t begin, std::size_t end) {
+    std::vector<const Kv*> table(cache.ring_rows != 0 ? 1 : divide_up(end, cache.block_rows));
+    space_copy<Space, host_space>::copy(table.data(), cache.blocks, table.size());
+    cache.blocks = table.data();  // so that key() is for the host
+    std::vector<Kv> row(cache.head_dim);
+    const auto add = [&](std::vector<float>& to, const Kv* from) {
+      space_copy<Space, host_space>::copy(row.data(), from, row.size());
+      for (const Kv value : row) to.push_back(to_float(value));
+    };
     for (std::size_t h = 0; h < cache.heads; ++h)
-      for (std::size_t p = begin; p < end; ++p)
-        for (std::size_t c = 0; c < cache.head_dim; ++c) {
-          keys.push_back(to_float(cache.key(p, h)[c]));
-          values.push_back(to_float(cache.value(p, h)[c]));
-        }
+      for (std::size_t p = begin; p < end; ++p) {
+        add(keys, cache.key(p, h));
+        add(values, cache.value(p, h));
+      }
   }
 };
 

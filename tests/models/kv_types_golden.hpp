@@ -93,6 +93,7 @@ TEST_CASE_TEMPLATE("keys and values in fewer bits move the logits as far as thei
   const std::vector<token_id> text = recorded_texts();
   const text_read exact = read_text<float>(pair, ctx, text);
   check_logits<bf16>(pair, ctx, text, exact, 0x1p-8, 0.5);
+  check_logits<f16>(pair, ctx, text, exact, 0x1p-11, 0.5);
   // Half a step of peak / 127 and the rounding of the step; the peak of a block is at most √32 times the root of its mean square.
   check_logits<q8_0>(pair, ctx, text, exact, std::sqrt(32.0) * (0.5 / 127 + 0x1p-11), 34.0 / 128);
 }
@@ -131,6 +132,7 @@ TEST_CASE_TEMPLATE("with keys and values in fewer bits the tiny pair writes its 
   const model_pair<B> pair(kv_pair_directory);
   context_of<B> ctx{one_thread};
   check_texts<bf16>(pair, ctx);
+  check_texts<f16>(pair, ctx);
   check_texts<q8_0>(pair, ctx);
 }
 

@@ -31,21 +31,21 @@ class hand_drafter {
 
   /// One step from the two halves of its input.
   template <class Kv>
-  step forward(const std::vector<float>& embedding, const std::vector<float>& state, const gemma4::shared_kv<Kv, host_space>& keys) {
+  step forward(const std::vector<float>& embedding, const std::vector<float>& state, const gemma4::shared_kv<Kv, space_of<B>>& keys) {
     const auto input = assistant_->input(workspace_);
     REQUIRE(embedding.size() + state.size() == input.cols);
-    std::copy(embedding.begin(), embedding.end(), input.data);
-    std::copy(state.begin(), state.end(), input.data + embedding.size());
+    space_copy<host_space, space_of<B>>::copy(input.data, embedding.data(), embedding.size());
+    space_copy<host_space, space_of<B>>::copy(input.data + embedding.size(), state.data(), state.size());
     const candidates<B> found = assistant_->forward(*ctx_, workspace_, keys);
 
     step result;
-    pointwise_ops<B>::argmax(*ctx_, &result.token, found.logits, found.ids);
-    matrix<float, host_space> dense(1, assistant_->config().text.vocab_size);
+    most_likely<B>(*ctx_, {&result.token, 1}, found.logits, found.ids);
+    matrix<float, space_of<B>> dense(1, assistant_->config().text.vocab_size);
     assistant_->dense_logits(*ctx_, dense.view(), found);
     result.logits = copy_of(dense.view());
     result.state = copy_of(assistant_->state(workspace_));
     const auto clusters = assistant_->clusters(workspace_);
-    for (std::size_t i = 0; i < clusters.cols; ++i) result.clusters.push_back(clusters(0, i));
+    for (const float cluster : copy_of(clusters)) result.clusters.push_back(static_cast<std::int32_t>(cluster));
     std::sort(result.clusters.begin(), result.clusters.end());
     return result;
   }
@@ -66,7 +66,7 @@ gemma4::session<B> session_behind(const model_pair<B>& pair, context_of<B>& ctx,
 
 template <class B>
 std::vector<float> embedding_of(const gemma4::session<B>& session, token_id token) {
-  matrix<float, host_space> row(1, session.config().hidden_size);
+  matrix<float, space_of<B>> row(1, session.config().hidden_size);
   session.embed(row.view(), token);
   return copy_of(row.view());
 }

@@ -10,6 +10,7 @@
 #include "outrider/core/grouped.hpp"
 #include "outrider/core/int8.hpp"
 #include "outrider/core/kv_view.hpp"
+#include "outrider/core/rng.hpp"
 #include "outrider/core/scalar.hpp"
 #include "outrider/core/view.hpp"
 
@@ -38,7 +39,7 @@ using weight_types = type_list<float, bf16, f16, q4_0, q4_1, q5_0, q5_1, q8_0, q
 using grouped_types =
     type_list<grouped<q4_0>, grouped<q8_0>, grouped<q4_k>, grouped<q5_k>, grouped<q6_k>, grouped<iq4_nl>, grouped<iq4_xs>>;
 /// How a KV cache may store keys and values. Every backend supplies attention_ops for each of them.
-using kv_types = type_list<float, bf16, q8_0>;
+using kv_types = type_list<float, bf16, f16, q8_0>;
 
 /// Whether a type is one of these.
 template <class W>
@@ -180,6 +181,32 @@ concept has_route_experts = requires(context_of<B>& ctx, matrix_for<std::int32_t
 template <class B>
 concept has_weighted_sum = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x) {
   { pointwise_ops<B>::weighted_sum(ctx, out, x, x) }
+  noexcept->std::same_as<void>;
+};
+
+// The optional ones.
+
+template <class B>
+concept fuses_norm_add = requires(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<const float, B> x, const float* weight,
+                                  float eps) {
+  { pointwise_ops<B>::norm_add(ctx, h, x, weight, eps) }
+  noexcept->std::same_as<void>;
+};
+template <class B>
+concept fuses_norm_rope = requires(context_of<B>& ctx, matrix_for<float, B> x, const float* weight, float eps,
+                                   matrix_for<const float, B> table) {
+  { pointwise_ops<B>::norm_rope(ctx, x, weight, eps, table, table) }
+  noexcept->std::same_as<void>;
+};
+template <class B>
+concept fuses_gelu_mul_quantize = requires(context_of<B>& ctx, matrix_for<int8_block, B> out, matrix_for<const float, B> x) {
+  { pointwise_ops<B>::gelu_mul_quantize(ctx, out, x, x) }
+  noexcept->std::same_as<void>;
+};
+template <class B>
+concept has_draw = requires(context_of<B>& ctx, token_id* out, matrix_for<const float, B> x, matrix_for<const token_id, B> ids,
+                            std::size_t position, const draw_rule& rule) {
+  { pointwise_ops<B>::draw(ctx, out, x, ids, position, rule) }
   noexcept->std::same_as<void>;
 };
 

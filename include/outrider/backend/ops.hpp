@@ -89,6 +89,21 @@ struct linear_ops;
 ///     then · scales[expert], so that the weights no longer sum to one. `logits` is overwritten.
 ///
 /// weighted_sum(ctx, out [m, n], x [m·s, n], weights [m, s])          out(r) = Σ_j weights(r, j) · x(r·s + j), j ascending
+///
+/// Optional, for backends where an op costs something to begin: two ops in one, with the bits of the two one after the other. Who inherits a
+/// backend and changes one of the two leaves them out, or changes them as well.
+///
+/// norm_add(ctx, h [m, n], x [m, n], weight [n] or null, eps)         h = h + rms_norm(x)
+/// norm_rope(ctx, x [m·heads, 2h], weight [2h] or null, eps, cos [m, h], sin [m, h])       x = rope(rms_norm(x))      in place
+/// gelu_mul_quantize(ctx, out [m, n / 32], gate [m, n], up [m, n])    out = quantize(gelu_mul(gate, up))
+///
+/// Optional, for backends whose memory the host cannot read: tokens are drawn where the logits lie.
+///
+/// draw(ctx, out [m], x [m, n], ids [m, n] or null data, position, rule)     out[r] = the token that decode/sampler.hpp draws from row r for
+///     position + r of the text: argmax of score + noise(rule.seed, rule.sequence).gumbel(position + r, id) over what top-k, top-p and min-p
+///     leave. Ids as in argmax, each at most once a row. Noise and scores are exactly the host's; logarithms and exponentials in double may
+///     differ in their last bit, and sums of top-p from 1e-13 on, so what ties within that may fall otherwise. A row without a number above −∞
+///     gives the id of the column that argmax without ids names. `out` may also lie in memory that both sides reach.
 template <class Backend>
 struct pointwise_ops;
 

@@ -22,9 +22,9 @@ struct kv_view {
   Kv* const* blocks = nullptr;
   std::size_t block_rows = 0, ring_rows = 0, heads = 0, head_dim = 0;
 
-  OUTRIDER_HD constexpr operator kv_view<const Kv, Space>() const noexcept requires(!std::is_const_v<Kv>) {
-    return {blocks, block_rows, ring_rows, heads, head_dim};
-  }
+  template <class Other>
+    requires(!std::is_const_v<Kv> && std::is_same_v<Other, const Kv>)
+  OUTRIDER_HD constexpr operator kv_view<Other, Space>() const noexcept { return {blocks, block_rows, ring_rows, heads, head_dim}; }
 
   /// Stored objects of a key or a value: head_dim elements as Kv.
   [[nodiscard]] OUTRIDER_HD constexpr std::size_t stride() const noexcept { return head_dim / elements_of<Kv>; }

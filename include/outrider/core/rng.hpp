@@ -65,4 +65,12 @@ class noise {
   std::uint64_t seed_, sequence_;
 };
 
+/// How tokens are drawn from logits: what sampling_options says of these, without penalties. Above 0: the temperature.
+struct draw_rule {
+  double temperature = 1;
+  std::size_t top_k = 0;
+  double top_p = 1, min_p = 0;
+  std::uint64_t seed = 0, sequence = 0;
+};
+
 }  // namespace outrider

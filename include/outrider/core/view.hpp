@@ -15,9 +15,9 @@ struct matrix_view {
   std::size_t rows = 0, cols = 0, stride = 0;  // stride >= cols, in elements
 
   /// A view of const elements is always available from one of mutable elements.
-  OUTRIDER_HD constexpr operator matrix_view<const T, Space>() const noexcept requires(!std::is_const_v<T>) {
-    return {data, rows, cols, stride};
-  }
+  template <class U>
+    requires(!std::is_const_v<T> && std::is_same_v<U, const T>)
+  OUTRIDER_HD constexpr operator matrix_view<U, Space>() const noexcept { return {data, rows, cols, stride}; }
 
   /// Element access exists only where the host may touch the memory: on a device view this is a compile error.
   [[nodiscard]] OUTRIDER_HD constexpr T& operator()(std::size_t r, std::size_t c) const noexcept requires host_accessible<Space> {

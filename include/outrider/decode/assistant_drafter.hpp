@@ -70,12 +70,13 @@ class assistant_drafter {
     return out.size();
   }
 
-  /// Whether propose_there() can do what this request asks: nobody wants to know how sure a guess is, or draws it.
+  /// Whether propose_there() can do what this request asks: nobody wants to know how sure a guess is, and drawn guesses need no host.
   [[nodiscard]] bool may_draft_there(const draft_request& request) const noexcept {
-    return request.confidence.empty() && request.min_confidence == 0 && !request.coupling;
+    return request.confidence.empty() && request.min_confidence == 0 &&
+           (!request.coupling || request.coupling->template may_draw_there<B>());
   }
 
-  /// The most likely `count` tokens, ids[1 … count], behind ids[0], all in memory that both sides reach. Returns at once: whoever reads them
+  /// `count` tokens, ids[1 … count], the most likely or the drawn ones, behind ids[0], all in memory that both sides reach. Returns at once: whoever reads them
   /// on the host waits first, and cuts them behind an end of text.
   template <in_space_of<B> Target>
     requires embeds_there<Target>
@@ -89,7 +90,10 @@ class assistant_drafter {
       pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
       const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
       if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
-      pointwise_ops<B>::argmax(*ctx_, ids + j + 1, step.logits, step.ids);
+      if (request.coupling)
+        request.coupling->template draw_there<B>(*ctx_, step.logits, step.ids, request.text.size() + j, ids + j + 1);
+      else
+        pointwise_ops<B>::argmax(*ctx_, ids + j + 1, step.logits, step.ids);
       state = assistant_->state(workspace_);
     }
   }

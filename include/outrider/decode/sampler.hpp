@@ -25,7 +25,7 @@ namespace outrider {
 
 ///
 /// A sampler that can choose on a device, without looking at the text, may also have
-///   may_pick_there() -> bool
+///   may_pick_there<B>() -> bool
 ///   pick_there<B>(ctx, logits [m, V], position, out [m])     out[r] = the token at position + r of the text; `out` lies in B's memory, or in
 ///                                                            that which both sides reach, and the host waits before it reads it
 
@@ -37,7 +37,7 @@ concept sampler_for = requires(S& sampler, context_of<B>& ctx, matrix_for<float,
 template <class S, class B>
 concept picks_there = requires(S& sampler, const S& view, context_of<B>& ctx, matrix_for<float, B> logits, std::size_t position,
                                token_id* out) {
-  { view.may_pick_there() } -> std::same_as<bool>;
+  { view.template may_pick_there<B>() } -> std::same_as<bool>;
   sampler.template pick_there<B>(ctx, logits, position, out);
 };
 
@@ -47,7 +47,10 @@ struct greedy {
   void pick(context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> /*text*/, token_id* out) const {
     most_likely<B>(ctx, {out, logits.rows}, logits);
   }
-  [[nodiscard]] bool may_pick_there() const noexcept { return true; }
+  template <backend_tag B>
+  [[nodiscard]] bool may_pick_there() const noexcept {
+    return true;
+  }
   template <backend_tag B>
   void pick_there(context_of<B>& ctx, matrix_for<float, B> logits, std::size_t /*position*/, token_id* out) const noexcept {
     pointwise_ops<B>::argmax(ctx, out, logits, {});
@@ -132,7 +135,9 @@ class host_rows : public reference_context {
 
 /// Draws tokens from the processed distribution: the token at position n is argmax of score + gumbel(seed, sequence, n, id). It is a function
 /// of its row, the text before it and n, so the text is the same for every drafter, draft length, or none, and has the law of plain
-/// sampling. Logits are read on the host: where they lie on a device, they are copied. Each member takes its memory at its first call. One thread at a time; a copy draws the same.
+/// sampling. A device whose backend has draw() chooses by itself, so that nothing but tokens is copied, unless there are penalties or
+/// probabilities are asked for; otherwise logits are read on the host, and where they lie on a device, they are copied. Each member takes its
+/// memory at its first call. One thread at a time; a copy draws the same.
 class sampling {
  public:
   /// Errors: argument_invalid, see check(const sampling_options&).
@@ -152,16 +157,40 @@ class sampling {
       processor_.reserve(logits.cols);  // a drafter's coupled draw needs it later, and it is taken once
       for (std::size_t r = 0; r < logits.rows; ++r)
         out[r] = choose({logits.row(r), logits.cols}, {}, static_cast<std::size_t>(out[r]), before + r);
+    } else if (may_pick_there<B>()) {
+      fetch_draws<B>(ctx, logits, {}, text.size() + 1 - logits.rows, out);
     } else {
       pick<reference>(here_, here_.rows<B>(logits), text, out);
     }
   }
 
-  /// The most likely token needs nobody on the host.
-  [[nodiscard]] bool may_pick_there() const noexcept { return options().temperature == 0 && !processor_.penalises(); }
+  /// Penalties need the text, and the host. What draws the target's tokens is decided by the options alone, so that they are the same in every
+  /// pass.
   template <backend_tag B>
-  void pick_there(context_of<B>& ctx, matrix_for<float, B> logits, std::size_t /*position*/, token_id* out) noexcept {
-    pointwise_ops<B>::argmax(ctx, out, logits, {});
+  [[nodiscard]] bool may_pick_there() const noexcept {
+    return may_draw_there<B>() && !processor_.penalises();
+  }
+  template <backend_tag B>
+  void pick_there(context_of<B>& ctx, matrix_for<float, B> logits, std::size_t position, token_id* out) const noexcept {
+    draw_there<B>(ctx, logits, {}, position, out);
+  }
+
+  /// Whether backend B can make the coupled draws of a drafter where the logits lie.
+  template <backend_tag B>
+  [[nodiscard]] bool may_draw_there() const noexcept {
+    return options().temperature == 0 || has_draw<B>;
+  }
+  /// draw() for every row of logits [m, c], in one op: out[r] is for position + r. `out` lies in B's memory, or in that which both sides reach,
+  /// and the host waits before it reads it. Precondition: may_draw_there<B>().
+  template <backend_tag B>
+  void draw_there(context_of<B>& ctx, matrix_for<const float, B> logits, matrix_for<const token_id, B> ids, std::size_t position,
+                  token_id* out) const noexcept {
+    if constexpr (has_draw<B>) {
+      const sampling_options& o = options();
+      if (o.temperature > 0)
+        return pointwise_ops<B>::draw(ctx, out, logits, ids, position, {o.temperature, o.top_k, o.top_p, o.min_p, o.seed, o.sequence});
+    }
+    pointwise_ops<B>::argmax(ctx, out, logits, ids);
   }
 
   /// The coupled draw of a drafter: its own logits [1, c], c >= 1, the same noise, temperature and filters, but no penalties. It agrees with
@@ -174,8 +203,13 @@ class sampling {
   [[nodiscard]] token_id draw(context_of<B>& ctx, matrix_for<const float, B> logits, matrix_for<const token_id, B> ids,
                               std::size_t position, float* probability = nullptr) {
     OUTRIDER_ASSERT(logits.rows == 1 && logits.cols > 0);
-    if constexpr (!host_accessible<space_of<B>>)
-      return draw<reference>(here_, here_.rows<B>(logits), here_.ids<B>(ids), position, probability);
+    if constexpr (!host_accessible<space_of<B>>) {
+      if (probability || !may_draw_there<B>())
+        return draw<reference>(here_, here_.rows<B>(logits), here_.ids<B>(ids), position, probability);
+      token_id drawn = 0;
+      fetch_draws<B>(ctx, logits, ids, position, &drawn);
+      return drawn;
+    }
     const std::span<const float> row(logits.row(0), logits.cols);
     const std::span<const token_id> names = ids.data ? std::span<const token_id>(ids.row(0), ids.cols) : std::span<const token_id>{};
     token_id best = 0;
@@ -229,6 +263,19 @@ class sampling {
 
  private:
   static constexpr float nothing = -std::numeric_limits<float>::infinity();
+
+  /// draw_there() into memory of the host.
+  template <backend_tag B>
+  void fetch_draws(context_of<B>& ctx, matrix_for<const float, B> logits, matrix_for<const token_id, B> ids, std::size_t position,
+                   token_id* out) const {
+    const std::span<token_id> answers = ctx.exchange();
+    for (std::size_t first = 0; first < logits.rows; first += answers.size()) {
+      const std::size_t count = (std::min)(answers.size(), logits.rows - first);
+      draw_there<B>(ctx, logits.slice_rows(first, count), ids.data ? ids.slice_rows(first, count) : ids, position + first, answers.data());
+      ctx.wait();
+      std::copy_n(answers.data(), count, out + first);
+    }
+  }
 
   /// `best`: the column of the largest logit.
   [[nodiscard]] token_id choose(std::span<const float> row, std::span<const token_id> ids, std::size_t best, std::size_t position,

@@ -179,8 +179,10 @@ class speculative_decoder {
     if constexpr (detail::rounds_there<Target, Drafter, Sampler>) {
       draft_request request{text.tokens(), text.options().eos, text.options().suppress};
       request.min_confidence = (std::max)(text.options().min_confidence, plan.min_confidence);
-      if (wanted != 0 && !plan.wants_confidence && sampler_.may_pick_there() && std::as_const(*drafter_).may_draft_there(request) &&
-          std::as_const(*target_).reads_ids_there())
+      if constexpr (std::same_as<Sampler, sampling>)
+        if (sampler_.options().temperature > 0) request.coupling = &sampler_;
+      if (wanted != 0 && !plan.wants_confidence && sampler_.template may_pick_there<B>() &&
+          std::as_const(*drafter_).may_draft_there(request) && std::as_const(*target_).reads_ids_there())
         return detail::round_there(*target_, *drafter_, sampler_, request, text, wanted, buffers_);
     }
     round_record record = detail::draft_round(std::as_const(*target_), *drafter_, sampler_, plan, wanted, text, buffers_);

@@ -98,8 +98,7 @@ struct decoder_layer {
     if (owns_kv) self_attention.append(ctx, s.attention, keys, attended, rope, rows);
     self_attention.attend(ctx, s.attention, branch, keys, attended, rope, rows);
     observe(stage::attention_output, index, branch);
-    post_attention_norm.forward(ctx, branch, branch);
-    pointwise::add(ctx, h, h, branch);
+    post_attention_norm.add_to(ctx, h, branch);
 
     pre_mlp_norm.forward(ctx, normed, h);
     product_rows<B> mixed = s.products.rows(normed);
@@ -113,21 +112,17 @@ struct decoder_layer {
       moe->pre_norm.forward(ctx, normed, h);
       product_rows<B> routed = s.products.rows(normed);
       moe->experts.forward(ctx, s.moe, second, routed, choice);
-      moe->post_norm.forward(ctx, second, second);
-      pointwise::add(ctx, branch, branch, second);
+      moe->post_norm.add_to(ctx, branch, second);
     }
-    post_mlp_norm.forward(ctx, branch, branch);
-    pointwise::add(ctx, h, h, branch);
+    post_mlp_norm.add_to(ctx, h, branch);
 
     if (per_layer) {
       const auto gate = s.ple_gate.view(m, ple.cols);
       product_rows<B> stream = s.products.rows(h);
       per_layer->gate.forward(ctx, gate, stream, rows);
-      pointwise::gelu_mul(ctx, gate, gate, ple);
-      product_rows<B> gated = s.products.rows(gate);
+      product_rows<B> gated = s.products.gated(ctx, gate, ple, per_layer->projection);
       per_layer->projection.forward(ctx, branch, gated, rows);
-      per_layer->post_norm.forward(ctx, branch, branch);
-      pointwise::add(ctx, h, h, branch);
+      per_layer->post_norm.add_to(ctx, h, branch);
     }
 
     pointwise::scale(ctx, h, h, layer_scalar);

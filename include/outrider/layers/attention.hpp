@@ -59,8 +59,7 @@ struct attention {
       pointwise_ops<B>::copy(ctx, v, k);  // before k's norm and rotation
     else
       v_proj.forward(ctx, v, x, kind);
-    k_norm.forward(ctx, k.split_cols(head_dim), k.split_cols(head_dim));
-    rope.apply(ctx, k.split_cols(head_dim));
+    rope.norm_and_rotate(ctx, k_norm, k.split_cols(head_dim));
     norm<B>{nullptr, k_norm.eps}.forward(ctx, v.split_cols(head_dim), v.split_cols(head_dim));
     std::size_t row = 0;
     for (std::size_t p = 0; p < parts.size(); ++p) {
@@ -77,8 +76,7 @@ struct attention {
               const rope_rows<B>& rope, row_kind kind) const noexcept {
     const auto q = s.q.view(x.count(), heads * head_dim), mixed = s.mixed.view(x.count(), heads * head_dim);
     q_proj.forward(ctx, q, x, kind);
-    q_norm.forward(ctx, q.split_cols(head_dim), q.split_cols(head_dim));
-    rope.apply(ctx, q.split_cols(head_dim));
+    rope.norm_and_rotate(ctx, q_norm, q.split_cols(head_dim));
     std::size_t row = 0;
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const auto& part = parts[p];

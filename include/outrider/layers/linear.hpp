@@ -33,8 +33,9 @@ using weight = typename detail::weight_variant<B, weight_types, grouped_types>::
 template <class B>
 class product_rows {
  public:
-  /// x [m, k]; blocks [m, k / 32] to write to.
-  product_rows(matrix_for<const float, B> x, matrix_for<int8_block, B> blocks) noexcept : x_(x), blocks_(blocks) {}
+  /// x [m, k]; blocks [m, k / 32] to write to, or made already: then nobody asks for the floats.
+  product_rows(matrix_for<const float, B> x, matrix_for<int8_block, B> blocks, bool made = false) noexcept
+      : x_(x), blocks_(blocks), made_(made) {}
 
   [[nodiscard]] std::size_t count() const noexcept { return x_.rows; }
   [[nodiscard]] std::size_t width() const noexcept { return x_.cols; }
@@ -57,23 +58,7 @@ class product_rows {
  private:
   matrix_for<const float, B> x_;
   matrix_for<int8_block, B> blocks_;
-  bool made_ = false;
-};
-
-/// Room for the int8 blocks of rows that products read.
-template <class B>
-class product_scratch {
- public:
-  product_scratch() = default;
-  product_scratch(std::size_t max_rows, std::size_t max_cols) : blocks_(max_rows, max_cols / int8_block::elements) {}
-
-  /// x [m, k], ready for products until the next call.
-  [[nodiscard]] product_rows<B> rows(matrix_for<const float, B> x) noexcept {
-    return {x, blocks_.view(x.rows, x.cols / int8_block::elements)};
-  }
-
- private:
-  scratch<int8_block, B> blocks_;
+  bool made_;
 };
 
 /// What the rows of a pass are. Prompt rows may take a product that rounds differently (the backend's matmul_prompt); rows that are decoded
@@ -84,6 +69,11 @@ enum class row_kind : std::uint8_t { decode, prompt };
 template <class B>
 struct linear {
   weight<B> w;  // [out, in]
+
+  /// Whether its products read int8 blocks.
+  [[nodiscard]] bool reads_blocks() const noexcept {
+    return std::visit([]<class W>(const weight_view<W, space_of<B>>&) { return listed_group<W>; }, w);
+  }
 
   /// y [m, out] from x [m, in].
   void forward(context_of<B>& ctx, matrix_for<float, B> y, product_rows<B>& x, row_kind kind) const noexcept {
@@ -99,6 +89,36 @@ struct linear {
         },
         w);
   }
+};
+
+/// Room for the int8 blocks of rows that products read.
+template <class B>
+class product_scratch {
+ public:
+  product_scratch() = default;
+  product_scratch(std::size_t max_rows, std::size_t max_cols) : blocks_(max_rows, max_cols / int8_block::elements) {}
+
+  /// x [m, k], ready for products until the next call.
+  [[nodiscard]] product_rows<B> rows(matrix_for<const float, B> x) noexcept {
+    return {x, blocks_.view(x.rows, x.cols / int8_block::elements)};
+  }
+
+  /// gelu_tanh(gate) ⊙ up [m, k], ready for the products of `next` until the next call; gate is used up.
+  [[nodiscard]] product_rows<B> gated(context_of<B>& ctx, matrix_for<float, B> gate, matrix_for<const float, B> up,
+                                      [[maybe_unused]] const linear<B>& next) noexcept {
+    if constexpr (fuses_gelu_mul_quantize<B>) {
+      if (next.reads_blocks()) {
+        const auto blocks = blocks_.view(gate.rows, gate.cols / int8_block::elements);
+        pointwise_ops<B>::gelu_mul_quantize(ctx, blocks, gate, up);
+        return {gate, blocks, true};
+      }
+    }
+    pointwise_ops<B>::gelu_mul(ctx, gate, gate, up);
+    return rows(gate);
+  }
+
+ private:
+  scratch<int8_block, B> blocks_;
 };
 
 }  // namespace outrider

@@ -29,8 +29,7 @@ struct mlp {
     const auto gate = s.gate.view(x.count(), width), up = s.up.view(x.count(), width);
     gate_proj.forward(ctx, gate, x, kind);
     up_proj.forward(ctx, up, x, kind);
-    pointwise_ops<B>::gelu_mul(ctx, gate, gate, up);
-    product_rows<B> hidden = s.products.rows(gate);
+    product_rows<B> hidden = s.products.gated(ctx, gate, up, down_proj);
     down_proj.forward(ctx, out, hidden, kind);
   }
 };

@@ -14,6 +14,15 @@ struct norm {
   void forward(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x) const noexcept {
     pointwise_ops<B>::rms_norm(ctx, out, x, weight, eps);
   }
+  /// h [m, n] = h + norm(x), x [m, n] is used up.
+  void add_to(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<float, B> x) const noexcept {
+    if constexpr (fuses_norm_add<B>) {
+      pointwise_ops<B>::norm_add(ctx, h, x, weight, eps);
+    } else {
+      forward(ctx, x, x);
+      pointwise_ops<B>::add(ctx, h, h, x);
+    }
+  }
 };
 
 }  // namespace outrider

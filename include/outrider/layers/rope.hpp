@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "outrider/backend/concepts.hpp"
+#include "outrider/layers/norm.hpp"
 #include "outrider/layers/scratch.hpp"
 
 namespace outrider {
@@ -15,8 +16,15 @@ struct rope_rows {
 
   [[nodiscard]] rope_rows last_rows(std::size_t count) const noexcept { return {cos.last_rows(count), sin.last_rows(count)}; }
 
-  /// Rotates every head of x [m · heads, head_dim] in place.
-  void apply(context_of<B>& ctx, matrix_for<float, B> x) const noexcept { pointwise_ops<B>::rope(ctx, x, cos, sin); }
+  /// Norms and rotates every head of x [m · heads, head_dim] in place.
+  void norm_and_rotate(context_of<B>& ctx, const norm<B>& head_norm, matrix_for<float, B> x) const noexcept {
+    if constexpr (fuses_norm_rope<B>) {
+      pointwise_ops<B>::norm_rope(ctx, x, head_norm.weight, head_norm.eps, cos, sin);
+    } else {
+      head_norm.forward(ctx, x, x);
+      pointwise_ops<B>::rope(ctx, x, cos, sin);
+    }
+  }
 };
 
 /// Room for the table of up to max_rows rows.

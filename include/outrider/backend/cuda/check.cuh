@@ -1,0 +1,39 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+#pragma once
+#include <cstddef>
+#include <string>
+#include <string_view>
+
+#include "outrider/backend/cuda/device.cuh"
+#include "outrider/error.hpp"
+
+namespace outrider::device {
+
+/// A call of CUDA that failed: what it was, where, and what CUDA calls it.
+struct failure {
+  cudaError_t code = cudaSuccess;
+  const char* call = "";
+  const char* file = "";
+  int line = 0;
+
+  [[nodiscard]] std::string text() const {
+    const std::string_view path = file;
+    return "outrider: CUDA: " + std::string(call) + " at " + std::string(path.substr(path.find_last_of('/') + 1)) + ":" +
+           std::to_string(line) + ": " + cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")";
+  }
+};
+
+/// Throws what a failed call means: no usable device, or device_failed.
+inline void check(const failure& f) {
+  if (f.code == cudaSuccess) return;
+  static_cast<void>(cudaGetLastError());  // the runtime repeats what nobody has asked for
+  const bool unavailable = f.code == cudaErrorNoDevice || f.code == cudaErrorInsufficientDriver;
+  throw error(unavailable ? error_code::device_unavailable : error_code::device_failed, f.text());
+}
+
+}  // namespace outrider::device
+
+/// The outcome of a CUDA call, with its place.
+#define OUTRIDER_CUDA_OUTCOME(call) (::outrider::device::failure{(call), #call, __FILE__, __LINE__})
+/// Throws if the call fails.
+#define OUTRIDER_CUDA_CHECK(call) (::outrider::device::check(OUTRIDER_CUDA_OUTCOME(call)))

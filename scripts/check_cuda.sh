@@ -1,0 +1,74 @@
+#!/usr/bin/env bash
+# outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+# The CUDA backend without a device: nvcc compiles it for every architecture of the preset, no kernel spills registers or outgrows its ceiling
+# of scripts/cuda_ceilings.txt, the programs link, and say in a sentence what is missing on a machine like this.
+# The toolkit: nvcc from CUDACXX, PATH or /usr/local/cuda, else from PyPI.
+. "$(dirname "$0")/common.sh"
+
+export PATH=$PATH:/usr/local/cuda/bin
+toolkit_from_pypi() { # PACKAGE…
+  [[ -x $work/python/bin/pip ]] || python3 -m venv "$work/python"
+  "$work/python/bin/pip" install --quiet "$@"
+  packages=$(echo "$work"/python/lib/python3*/site-packages/nvidia/cu13)
+}
+nvcc=${CUDACXX:-$(command -v nvcc || true)}
+if [[ -z $nvcc ]]; then
+  toolkit_from_pypi 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-cccl==13.*' 'nvidia-cublas==13.*'
+  nvcc=$packages/bin/nvcc
+  ln -sfn lib "$packages/lib64"
+fi
+cuobjdump=$(command -v cuobjdump || true)
+if [[ -z $cuobjdump ]]; then
+  toolkit_from_pypi 'nvidia-cuda-cuobjdump==13.*'
+  cuobjdump=$packages/bin/cuobjdump
+fi
+"$nvcc" --version | tail -n 2 | head -n 1
+
+build=$work/build log=$work/build.log
+cmake --preset cuda -S "$root" -B "$build" -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_FLAGS=-Xptxas=-v \
+  -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >"$work/configure.log" 2>&1 || { cat "$work/configure.log"; fail "cmake"; }
+rm -f "$build/liboutrider_cuda_backend.a" "$build"/CMakeFiles/outrider_cuda_backend.dir/src/*.o  # ptxas reports what it compiles
+cmake --build "$build" --target cuda_programs >"$log" 2>&1 || { grep -vE 'ptxas info|bytes stack frame' "$log" | tail -n 60; fail "the build failed"; }
+
+# Two lines a kernel: its name, then registers, stack, and static shared memory.
+"$cuobjdump" --dump-resource-usage "$build/liboutrider_cuda_backend.a" >"$work/resources.txt"
+awk '
+  /^Fatbin elf code|^arch = /{ if ($1 == "arch") arch = $3 }
+  / Function /{ name = $2; sub(/:$/, "", name) }
+  / REG:/{ line = $0; gsub(/[A-Z]+(\[[0-9]+\])?:/, " &", line); reg = stack = shared = 0
+           for (i = 1; i <= split(line, part, " "); ++i) {
+             if (part[i] ~ /^REG:/) reg = substr(part[i], 5)
+             if (part[i] ~ /^STACK:/) stack = substr(part[i], 7)
+             if (part[i] ~ /^SHARED:/) shared = substr(part[i], 8) }
+           print arch, reg, stack, shared, name }
+' "$work/resources.txt" | c++filt -p | sort >"$work/kernels.txt"
+kernels=$(wc -l <"$work/kernels.txt")
+[[ $kernels -gt 0 ]] || fail "cuobjdump lists no kernel"
+! grep -E 'bytes spill' "$log" | grep -v ' 0 bytes spill stores, 0 bytes spill loads' || fail "a kernel spills registers, see above"
+
+# Kernels of one name and all their types count together: the most registers and shared memory of any.
+awk '
+  FNR == NR { if ($0 !~ /^#/ && NF == 3) { registers[$1] = $2; shared[$1] = $3 }; next }
+  { name = $5; sub(/<.*/, "", name); sub(/.*::/, "", name); found[name] = 1
+    if ($2 > most[name]) most[name] = $2; if ($4 > memory[name]) memory[name] = $4; ++count[name]; archs[$1] = 1 }
+  END {
+    for (name in found) {
+      printf "%-28s %4d kernels, at most %3d registers, %6d bytes of shared memory\n", name, count[name], most[name], memory[name] | "sort"
+      if (!(name in registers)) wrong = wrong "\n" name ": has no line in scripts/cuda_ceilings.txt"
+      else if (most[name] > registers[name] || memory[name] > shared[name])
+        wrong = wrong "\n" name ": above its ceiling of " registers[name] " registers and " shared[name] " bytes"
+    }
+    close("sort")
+    for (name in registers) if (!(name in found)) wrong = wrong "\nscripts/cuda_ceilings.txt: there is no kernel " name
+    if (wrong) { print wrong; exit 1 }
+  }' "$root/scripts/cuda_ceilings.txt" "$work/kernels.txt" || fail "see above"
+
+# On a machine without a device programs say so and leave with 1.
+if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
+  for arguments in --devices '--backend cuda --prompt-ids 2'; do
+    status=0
+    "$build/examples/speculate" $arguments >"$work/out" 2>&1 || status=$?
+    [[ $status == 1 ]] && grep -q '^speculate: outrider: no CUDA device' "$work/out" || { cat "$work/out"; fail "speculate $arguments: exit status $status"; }
+  done
+fi
+passed "$kernels kernels for $(cut -d' ' -f1 "$work/kernels.txt" | sort -u | tr '\n' ' ')"

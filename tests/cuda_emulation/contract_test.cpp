@@ -1,0 +1,11 @@
+// outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+//
+// The contract of backend/ops.hpp, all of it, on the CUDA backend.
+#include "outrider/backend/cuda.hpp"
+#include "support/on_device.hpp"
+
+namespace {
+using cuda_from_host = outrider::testing::on_device<outrider::cuda>;
+}
+#define OUTRIDER_TESTED_BACKENDS cuda_from_host
+#include "contract/ops_contract.hpp"
