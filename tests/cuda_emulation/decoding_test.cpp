@@ -2,6 +2,7 @@
 //
 // The CUDA backend with whole models: recorded stages and drafts, and texts against those of the reference.
 #include "outrider/backend/cuda.hpp"
+#include "emulated_device.hpp"
 #define OUTRIDER_TESTED_BACKENDS outrider::cuda
 #include "models/recorded_drafts_golden.hpp"
 #include "models/stages_golden.hpp"
@@ -11,12 +12,7 @@
 
 namespace models {
 
-// Sanitizers make the emulation five times slower.
-#if defined(__SANITIZE_ADDRESS__)
-constexpr std::size_t new_tokens = 6;
-#else
-constexpr std::size_t new_tokens = 20;
-#endif
+constexpr std::size_t new_tokens = OUTRIDER_DEVICE_SLOWNESS == 1 ? 64 : OUTRIDER_DEVICE_SLOWNESS < 10 ? 20 : 6;
 
 /// A text, and how many drafts each of its rounds kept.
 struct device_text {

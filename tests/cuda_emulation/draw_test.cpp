@@ -4,8 +4,11 @@
 // decides between sums that tie within roundings; random logits do not tie so closely.
 #include "immediate_queue.hpp"
 //
+#include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -190,6 +193,36 @@ TEST_CASE("equal logits: top-k keeps all that tie with its last, top-p the lowes
         CHECK(drawn_there(x, &ids, position, rule) == drawn_here(x, &ids, position, rule));
       }
   }
+}
+
+TEST_CASE("shares that add up to P but for roundings have reached it, as on the host") {
+  constexpr std::size_t m = 200, n = 10;
+  const auto x = padded<float>(m, n).fill([] { return 1.0f; });
+  for (const double p : {0.1, 0.3, 0.6, 0.7, 0.9}) {
+    CAPTURE(p);
+    const draw_rule rule{.top_p = p, .seed = 4};
+    const std::vector<token_id> drawn = drawn_there(x, nullptr, 0, rule);
+    CHECK(drawn == drawn_here(x, nullptr, 0, rule));
+    CHECK(*std::max_element(drawn.begin(), drawn.end()) == static_cast<token_id>(std::lround(p * n)) - 1);
+  }
+}
+
+TEST_CASE("min-p tells neighbouring floats apart") {
+  constexpr std::size_t m = 50, n = 64;
+  constexpr double min_p = 0.5;
+  const auto edge = static_cast<float>(std::log(min_p));
+  const float above = std::nextafter(edge, 0.0f), below = std::nextafter(edge, -1.0f);
+  REQUIRE(double{above} >= std::log(min_p));
+  REQUIRE(double{below} < std::log(min_p));
+  auto x = padded<float>(m, n).fill([&] { return below; });
+  for (std::size_t r = 0; r < m; ++r) {
+    x(r, 20) = 0;
+    x(r, 40) = above;
+  }
+  const draw_rule rule{.min_p = min_p, .seed = 6};
+  const std::vector<token_id> drawn = drawn_there(x, nullptr, 0, rule);
+  CHECK(drawn == drawn_here(x, nullptr, 0, rule));
+  CHECK(std::count(drawn.begin(), drawn.end(), 20) + std::count(drawn.begin(), drawn.end(), 40) == m);
 }
 
 TEST_CASE("a row without a number above minus infinity gives the id of the column that is greatest, the first of equals") {

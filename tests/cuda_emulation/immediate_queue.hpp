@@ -5,6 +5,8 @@
 #include "emulation.hpp"
 
 #include <cstdlib>
+#include <stdexcept>
+#include <string>
 
 #include "outrider/backend/cuda/launch.cuh"
 

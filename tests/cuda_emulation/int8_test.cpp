@@ -3,8 +3,6 @@
 // The kernels of int8.cuh on the CPU: the bits of the definition for every format, shape, stride and order of threads.
 #include "immediate_queue.hpp"
 //
-#include "intrinsics_byte_perm.hpp"
-//
 #include <cstdlib>
 #include <cstring>
 #include <vector>

@@ -58,8 +58,7 @@ inline int __clz(int v) { return std::countl_zero(static_cast<unsigned>(v)); }
 inline int __ffs(int v) { return v == 0 ? 0 : std::countr_zero(static_cast<unsigned>(v)) + 1; }
 
 /// Four of the eight bytes of high:low, chosen by three bits of each of the four low nibbles of `selector`.
-template <int = 0>
-unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
   unsigned out = 0;
   for (int i = 0; i < 32; i += 8) out |= static_cast<unsigned>(bytes >> 8 * (selector >> i / 2 & 7) & 255) << i;

@@ -21,7 +21,7 @@ class block_list {
   void* add(std::size_t bytes) {
     void* memory = nullptr;
     if (posix_memalign(&memory, 256, bytes) != 0) return nullptr;
-    std::memset(memory, 0xff, bytes);
+    std::memset(memory, 0xff, std::min(bytes, std::size_t{1} << 20));  // more would cost more than it finds
     sizes_.emplace(place_of(memory), bytes);
     bytes_ += bytes, ++runtime.objects;
     return memory;

@@ -79,9 +79,6 @@ TEST_CASE_FIXTURE(fixture, "more dynamic shared memory than 48 KiB has to be all
   CHECK(with(100 * kib) == cudaErrorInvalidValue);
   runtime.reset();
   CHECK(with(48 * kib + 4) == cudaErrorInvalidValue);
-  CHECK(launch(nullptr, &fill_shared, 1, 227 * kib, a.data, 10) == cudaSuccess);
-  CHECK(launch(nullptr, &fill_shared, 1, 227 * kib + 4, a.data, 10) == cudaErrorInvalidValue);
-  runtime.settings.unasked_on_default_stream = 0;
   CHECK(launch(nullptr, &fill_shared, 1, 48 * kib, a.data, 10) == cudaSuccess);
   CHECK(launch(nullptr, &fill_shared, 1, 48 * kib + 4, a.data, 10) == cudaErrorInvalidValue);
   int local = 0;

@@ -73,9 +73,6 @@ struct runtime_settings {
   int multiprocessors = 4;
   std::size_t total_memory = std::size_t{8} << 30;            // cudaMalloc fails beyond it
   std::size_t most_dynamic_shared = std::size_t{227} * 1024;  // bytes of a block, for kernels that ask for more than 48 KiB
-  // What a launch on the default stream gets without cudaFuncSetAttribute. Tests of single kernels launch there; in CUDA it would be 48 KiB,
-  // as it is here for other streams and for graphs.
-  std::size_t unasked_on_default_stream = std::size_t{227} * 1024;
   bool late = false;  // do work of streams when somebody waits for it
 };
 struct runtime_counters {

@@ -120,16 +120,14 @@ inline cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
 class kernel_call {
  public:
   /// Makes `out` this call, if the device can carry it out. `unasked`: shared memory that needs no cudaFuncSetAttribute, beyond 48 KiB.
-  static cudaError_t make(kernel_call& out, const void* kernel, dim3 grid, dim3 block, void* const* arguments, std::size_t shared_bytes,
-                          std::size_t unasked = 0) {
+  static cudaError_t make(kernel_call& out, const void* kernel, dim3 grid, dim3 block, void* const* arguments, std::size_t shared_bytes) {
     const auto known = kernels.find(kernel);
     if (known == kernels.end()) return cudaErrorInvalidDeviceFunction;
     if (runtime.settings.major < 8) return cudaErrorNoKernelImageForDevice;
     const bool no_grid = grid.x == 0 || grid.y == 0 || grid.z == 0 || grid.x > 0x7fffffffu || grid.y > 65535 || grid.z > 65535;
     const bool no_block = block.x == 0 || block.y == 0 || block.z == 0 || block.x > most_threads || block.y > most_threads || block.z > 64;
     if (no_grid || no_block || block.x * block.y * block.z > most_threads) return cudaErrorInvalidConfiguration;
-    const std::size_t allowed = std::max(known->second.most_dynamic_shared, unasked);
-    if (shared_bytes > std::min(allowed, runtime.settings.most_dynamic_shared)) return cudaErrorInvalidValue;
+    if (shared_bytes > std::min(known->second.most_dynamic_shared, runtime.settings.most_dynamic_shared)) return cudaErrorInvalidValue;
     const auto& sizes = known->second.argument_sizes;
     if (!arguments && !sizes.empty()) return cudaErrorInvalidValue;
     out = {};
@@ -182,8 +180,7 @@ inline cudaError_t cudaLaunchKernel(const void* kernel, dim3 grid, dim3 block, v
                                     cudaStream_t stream) {
   return call_working_device("cudaLaunchKernel", [&] {
     kernel_call call;
-    const cudaError_t code =
-        kernel_call::make(call, kernel, grid, block, arguments, shared_bytes, stream ? 0 : runtime.settings.unasked_on_default_stream);
+    const cudaError_t code = kernel_call::make(call, kernel, grid, block, arguments, shared_bytes);
     if (code != cudaSuccess) return code;
     ++runtime.counters.launches;
     return submit(stream, [call = std::move(call)] { call.run(); });

@@ -93,6 +93,10 @@ void attend_within(std::size_t bytes, queue& q, rows<float> out, rows<const floa
     const std::size_t of_row = key_spans(window, r).count();
     spans = of_row > spans ? of_row : spans;
   }
+  // A power of two, so that the grid stays the same while a context grows; spans that no row has cost next to nothing.
+  std::size_t grid_spans = 1;
+  while (grid_spans < spans) grid_spans *= 2;
+  spans = grid_spans;
   const std::size_t row_spans = q_heads * spans, most_rows = bytes / sizeof(float) / (row_spans * (cache.head_dim + 2));
   OUTRIDER_ASSERT(most_rows != 0);
   const std::size_t group = divide_up(q_heads, cache.heads), parts = divide_up(group, std::size_t{8}), heads = divide_up(group, parts);

@@ -12,9 +12,9 @@
 namespace outrider::device {
 
 /// The positions row `row` of a pass sees, cut at multiples of `length`: the least multiple of 16 that makes most_spans do for them, one
-/// more span where the ends are not such multiples.
+/// more span where the ends are not such multiples: at most 128, a power of two.
 struct key_spans {
-  static constexpr std::size_t most_spans = 128, step = 16;
+  static constexpr std::size_t most_spans = 127, step = 16;
   std::size_t begin, end, length;
 
   OUTRIDER_HD key_spans(const key_window& window, std::size_t row) noexcept : begin(window.begin(row)), end(window.end(row)) {

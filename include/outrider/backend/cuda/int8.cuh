@@ -48,8 +48,9 @@ __global__ void __launch_bounds__(32 * int8_shape<W, Tiles, Rows>::warps, 2)
   const int8_copies<W, Tiles, Rows> copies(lane, half);
   const std::size_t first_group = group + (experts ? static_cast<std::size_t>(experts[tile]) * groups : 0);
   const auto* stream = reinterpret_cast<const uint4*>(w.group(first_group)) + lane;
-  int chunks_left = parts / format::parts * (format::record_words / chunk_words);  // of the group
-  const auto copy_weights = [&](int slot) {                                        // the next stage
+  int chunks_left = parts / format::parts * (format::record_words / chunk_words);
+
+  const auto copy_weights = [&](int slot) {  // the next stage
     constexpr int chunks = shape::stage_words / chunk_words;
     const int to = fifo + slot * shape::stage_words;
     if (chunks_left >= chunks) {
@@ -84,10 +85,10 @@ __global__ void __launch_bounds__(32 * int8_shape<W, Tiles, Rows>::warps, 2)
 
   // Rows that a tile lacks are read as its last one; nobody takes their results.
   const auto row_at = [&](int r) { return (r < count ? r : count - 1) * shape::row_words; };
-  int x_at[Tiles], scale_at[Tiles][2];
+  int x_at[Tiles], d_at[Tiles][2];
   for (int i = 0; i < Tiles; ++i) {
     x_at[i] = row_at(8 * i + g) + t;
-    for (int c = 0; c < 2; ++c) scale_at[i][c] = row_at(8 * i + 2 * t + c) + 10;
+    for (int c = 0; c < 2; ++c) d_at[i][c] = row_at(8 * i + 2 * t + c) + static_cast<int>(offsetof(int8_block, d) / 4);
   }
 
   float acc[Tiles][Rows][2] = {};
@@ -105,10 +106,10 @@ __global__ void __launch_bounds__(32 * int8_shape<W, Tiles, Rows>::warps, 2)
 #pragma unroll
       for (int c = 0; c < 2; ++c)
         if constexpr (has_minimum<W>) {
-          const uint2 both = shared.template load<uint2>(scale_at[i][c] + x_part);
+          const uint2 both = shared.template load<uint2>(d_at[i][c] + x_part);
           d[c] = __uint_as_float(both.x), sum[c] = __uint_as_float(both.y);
         } else {
-          d[c] = __uint_as_float(shared[scale_at[i][c] + x_part]);
+          d[c] = __uint_as_float(shared[d_at[i][c] + x_part]);
         }
 #pragma unroll
       for (int s = 0; s < format::sums; ++s) {
@@ -223,14 +224,12 @@ void launch_int8_product(queue& q, rows<float> out, rows<const int8_block> x, we
          shape::shared_bytes(x_rows, per_block), out, x, w, experts, static_cast<unsigned>(tiles));
 }
 
-// Two warps share a group where there would be fewer than three a multiprocessor otherwise.
-
 template <class W>
 void int8_matmul(queue& q, rows<float> out, rows<const int8_block> x, weights<grouped<W>> w) noexcept {
   if (out.rows == 0 || out.cols == 0) return;
   const std::size_t groups = w.groups();
   const auto tiles_of = [&](std::size_t count) { return (out.rows + count - 1) / count; };
-  const bool few = groups < 3 * wide_device;
+  const bool few = groups < 3 * wide_device;  // then two warps share one
   if (out.rows <= 8) {
     if (few)
       launch_int8_product<W, 1, 1>(q, out, x, w, nullptr, 1);

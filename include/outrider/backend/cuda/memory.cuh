@@ -53,10 +53,15 @@ void* allocate(std::size_t bytes) {
                 "outrider: out of device memory: " + mebibytes(bytes) + " needed, " + mebibytes(free_bytes()) + " free");
   }
   check(f);
-  const failure cleared = OUTRIDER_CUDA_OUTCOME(cudaMemset(memory, 0, bytes));
-  if (cleared.code != cudaSuccess) {
+  return memory;
+}
+
+void* allocate_zeros(std::size_t bytes) {
+  void* const memory = allocate(bytes);
+  const failure f = OUTRIDER_CUDA_OUTCOME(cudaMemset(memory, 0, bytes));
+  if (f.code != cudaSuccess) {
     static_cast<void>(cudaFree(memory));
-    check(cleared);
+    check(f);
   }
   return memory;
 }

@@ -37,8 +37,10 @@ namespace device {
 
 enum class direction : std::uint8_t { in, out, within };  // host to device, device to host, on the device
 
-/// Zeroed memory, aligned to 256 bytes. Errors: out_of_memory, which names what was wanted and what is free; device_unavailable.
+/// Memory aligned to 256 bytes, with whatever is in it. Errors: out_of_memory, which names what was wanted and what is free; device_unavailable.
 [[nodiscard]] void* allocate(std::size_t bytes);
+/// The same, zeroed.
+[[nodiscard]] void* allocate_zeros(std::size_t bytes);
 void release(void* memory) noexcept;
 /// Bytes that allocate() could still give out, about. Errors: device_unavailable.
 [[nodiscard]] std::size_t free_bytes();
@@ -90,7 +92,7 @@ class buffer<T, device_space> {
     if (!bytes)
       throw error(error_code::out_of_memory,
                   "outrider: no memory for " + std::to_string(size) + " elements of " + std::to_string(sizeof(T)) + " bytes");
-    data_ = static_cast<T*>(device::allocate(*bytes));
+    data_ = static_cast<T*>(device::allocate_zeros(*bytes));
   }
   buffer(buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   buffer& operator=(buffer&& other) noexcept {

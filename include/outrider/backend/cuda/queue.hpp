@@ -7,8 +7,9 @@
 
 namespace outrider::device {
 
-/// What a thread has asked the device for, in order. Launches are kept until somebody waits, and go out together then: a list that has been
-/// seen before goes out as a CUDA graph in which only the arguments that changed are renewed, so that a pass costs one call of the driver.
+/// What a thread has asked the device for, in order. Launches are kept until there are many or somebody waits, and go out together: a list that
+/// has been seen before goes out as a CUDA graph in which only the arguments that changed are renewed, so that a draft step or a pass costs a few
+/// calls of the driver.
 /// Several queues of one thread see each other's work as if they were one. A queue may go to another thread after wait(). Launching never
 /// fails: what goes wrong is remembered and thrown by wait(), or by the next copy.
 class queue {
