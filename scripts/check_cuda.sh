@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
-# The CUDA backend without a device: nvcc compiles it for every architecture of the preset, no kernel spills registers or outgrows its ceiling
-# of scripts/cuda_ceilings.txt, the programs link, and say in a sentence what is missing on a machine like this.
-# The toolkit: nvcc from CUDACXX, PATH or /usr/local/cuda, else from PyPI.
+# The CUDA backend without a device: nvcc takes all headers it may meet and compiles the backend for every architecture of the preset, no
+# kernel spills registers or outgrows its ceiling of scripts/cuda_ceilings.txt, the programs link, and say in a sentence what is missing on a
+# machine like this. The toolkit: nvcc from CUDACXX, PATH or /usr/local/cuda, else from PyPI.
 . "$(dirname "$0")/common.sh"
 
 export PATH=$PATH:/usr/local/cuda/bin
@@ -24,24 +24,23 @@ if [[ -z $cuobjdump ]]; then
 fi
 "$nvcc" --version | tail -n 2 | head -n 1
 
+# Headers that a .cu of a user may include: nvcc takes them as they are.
+public_headers | grep -E '/(core|layers|gemma4|decode)/|/backend/(concepts|cuda|cuda/.*|ops|reference|traits)\.hpp' | sed 's/.*/#include "&"/' >"$work/headers.cu"
+"$nvcc" -std=c++20 -arch=sm_80 -Werror all-warnings -I"$root/include" -c "$work/headers.cu" -o "$work/headers.o" || fail "nvcc refuses a header"
+
 build=$work/build log=$work/build.log
 cmake --preset cuda -S "$root" -B "$build" -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_FLAGS=-Xptxas=-v \
   -DCMAKE_COMPILE_WARNING_AS_ERROR=ON >"$work/configure.log" 2>&1 || { cat "$work/configure.log"; fail "cmake"; }
 rm -f "$build/liboutrider_cuda_backend.a" "$build"/CMakeFiles/outrider_cuda_backend.dir/src/*.o  # ptxas reports what it compiles
 cmake --build "$build" --target cuda_programs >"$log" 2>&1 || { grep -vE 'ptxas info|bytes stack frame' "$log" | tail -n 60; fail "the build failed"; }
 
-# Two lines a kernel: its name, then registers, stack, and static shared memory.
+# Two lines a kernel: its mangled name, then registers, stack and static shared memory.
 "$cuobjdump" --dump-resource-usage "$build/liboutrider_cuda_backend.a" >"$work/resources.txt"
 awk '
-  /^Fatbin elf code|^arch = /{ if ($1 == "arch") arch = $3 }
-  / Function /{ name = $2; sub(/:$/, "", name) }
-  / REG:/{ line = $0; gsub(/[A-Z]+(\[[0-9]+\])?:/, " &", line); reg = stack = shared = 0
-           for (i = 1; i <= split(line, part, " "); ++i) {
-             if (part[i] ~ /^REG:/) reg = substr(part[i], 5)
-             if (part[i] ~ /^STACK:/) stack = substr(part[i], 7)
-             if (part[i] ~ /^SHARED:/) shared = substr(part[i], 8) }
-           print arch, reg, stack, shared, name }
-' "$work/resources.txt" | c++filt -p | sort >"$work/kernels.txt"
+  $1 == "arch" { arch = $3 }
+  $1 == "Function" { name = $2; sub(/^_ZN8outrider6device/, "", name); length_of = name + 0; sub(/^[0-9]+/, "", name); name = substr(name, 1, length_of) }
+  $1 ~ /^REG:/ { for (i = 1; i <= NF; ++i) { split($i, part, ":"); value[part[1]] = part[2] }; print arch, value["REG"], value["SHARED"], name }
+' "$work/resources.txt" >"$work/kernels.txt"
 kernels=$(wc -l <"$work/kernels.txt")
 [[ $kernels -gt 0 ]] || fail "cuobjdump lists no kernel"
 ! grep -E 'bytes spill' "$log" | grep -v ' 0 bytes spill stores, 0 bytes spill loads' || fail "a kernel spills registers, see above"
@@ -49,18 +48,17 @@ kernels=$(wc -l <"$work/kernels.txt")
 # Kernels of one name and all their types count together: the most registers and shared memory of any.
 awk '
   FNR == NR { if ($0 !~ /^#/ && NF == 3) { registers[$1] = $2; shared[$1] = $3 }; next }
-  { name = $5; sub(/<.*/, "", name); sub(/.*::/, "", name); found[name] = 1
-    if ($2 > most[name]) most[name] = $2; if ($4 > memory[name]) memory[name] = $4; ++count[name]; archs[$1] = 1 }
+  { name = $4; ++count[name]; if ($2 > most[name]) most[name] = $2; if ($3 > memory[name]) memory[name] = $3 }
   END {
-    for (name in found) {
-      printf "%-28s %4d kernels, at most %3d registers, %6d bytes of shared memory\n", name, count[name], most[name], memory[name] | "sort"
-      if (!(name in registers)) wrong = wrong "\n" name ": has no line in scripts/cuda_ceilings.txt"
-      else if (most[name] > registers[name] || memory[name] > shared[name])
-        wrong = wrong "\n" name ": above its ceiling of " registers[name] " registers and " shared[name] " bytes"
+    for (name in count) {
+      printf "%-24s %4d compiled, at most %3d registers, %6d bytes of shared memory\n", name, count[name], most[name], memory[name] | "sort"
+      if (!(name in registers)) wrong = wrong name ": has no line in scripts/cuda_ceilings.txt\n"
+      else if (most[name] > registers[name] + 0 || memory[name] > shared[name] + 0)
+        wrong = wrong name ": above its ceiling of " registers[name] " registers and " shared[name] " bytes\n"
     }
     close("sort")
-    for (name in registers) if (!(name in found)) wrong = wrong "\nscripts/cuda_ceilings.txt: there is no kernel " name
-    if (wrong) { print wrong; exit 1 }
+    for (name in registers) if (!(name in count)) wrong = wrong "scripts/cuda_ceilings.txt: there is no kernel " name "\n"
+    if (wrong) { printf "%s", wrong; exit 1 }
   }' "$root/scripts/cuda_ceilings.txt" "$work/kernels.txt" || fail "see above"
 
 # On a machine without a device programs say so and leave with 1.

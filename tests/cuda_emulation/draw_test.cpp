@@ -196,14 +196,14 @@ TEST_CASE("equal logits: top-k keeps all that tie with its last, top-p the lowes
 }
 
 TEST_CASE("shares that add up to P but for roundings have reached it, as on the host") {
-  constexpr std::size_t m = 200, n = 10;
+  constexpr std::size_t m = 100, n = 6;
   const auto x = padded<float>(m, n).fill([] { return 1.0f; });
-  for (const double p : {0.1, 0.3, 0.6, 0.7, 0.9}) {
-    CAPTURE(p);
-    const draw_rule rule{.top_p = p, .seed = 4};
+  for (const std::size_t kept : sizes{1, 2, 3, 4, 5}) {
+    CAPTURE(kept);
+    const draw_rule rule{.top_p = static_cast<double>(kept) / n, .seed = 4};
     const std::vector<token_id> drawn = drawn_there(x, nullptr, 0, rule);
     CHECK(drawn == drawn_here(x, nullptr, 0, rule));
-    CHECK(*std::max_element(drawn.begin(), drawn.end()) == static_cast<token_id>(std::lround(p * n)) - 1);
+    CHECK(*std::max_element(drawn.begin(), drawn.end()) == static_cast<token_id>(kept) - 1);
   }
 }
 
@@ -223,6 +223,22 @@ TEST_CASE("min-p tells neighbouring floats apart") {
   const std::vector<token_id> drawn = drawn_there(x, nullptr, 0, rule);
   CHECK(drawn == drawn_here(x, nullptr, 0, rule));
   CHECK(std::count(drawn.begin(), drawn.end(), 20) + std::count(drawn.begin(), drawn.end(), 40) == m);
+}
+
+TEST_CASE("of equal sums the lower id wins, in whatever order they meet") {
+  CHECK(device::winner_of({1.5, 7}, {1.5, 3}).id == 3);
+  CHECK(device::winner_of({1.5, 3}, {1.5, 7}).id == 3);
+  CHECK(device::winner_of({1.5, 3}, {2.5, 7}).id == 7);
+}
+
+TEST_CASE("a list that names one token in all its columns gives that token") {
+  constexpr std::size_t n = 1200;
+  const auto x = padded<float>(1, n).fill([] { return 2.0f; });
+  const auto ids = padded<token_id>(1, n).fill([] { return 9; });
+  for (const draw_rule& rule : rules()) {
+    INFO(describe(rule));
+    CHECK(drawn_there(x, &ids, 0, rule) == std::vector<token_id>{9});
+  }
 }
 
 TEST_CASE("a row without a number above minus infinity gives the id of the column that is greatest, the first of equals") {

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
+# The tests of the CUDA kernels notice mistakes: of the small ones listed in tests/cuda_emulation/mutations.txt, 90 in 100 make a test fail on
+# the CPU. Half an hour on two cores, so it is run by hand.
+#   check_cuda_mutations.sh [NUMBER|FILE…]   these mutations of the list, by number or by the header they change    default: all
+#   OUTRIDER_CHECK_JOBS                      programs built and run at a time    default: one per processor
+. "$(dirname "$0")/common.sh"
+
+list=$root/tests/cuda_emulation/mutations.txt
+jobs=${OUTRIDER_CHECK_JOBS:-$jobs}
+export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1
+sanitizers=(-g -fsanitize=address,undefined -fno-sanitize-recover=all)
+rm -rf "$work"
+mkdir -p "$work"
+
+# The blocks of the list, as mutations.txt describes them.
+number=0 files=() tests=() olds=() news=()
+while IFS= read -r line; do
+  case $line in
+    '#'* | '') ;;
+    '- '*) olds[number]+=${olds[number]:+$'\n'}${line:2} ;;
+    '+ '*) news[number]+=${news[number]:+$'\n'}${line:2} ;;
+    *.cuh:*) ((++number)) && files[number]=${line%%:*} tests[number]=${line#*:} olds[number]='' news[number]='' ;;
+    *) fail "$list: what is '$line'?" ;;
+  esac
+done <"$list"
+
+build() { # build TEST DIRECTORY FLAGS…: the program DIRECTORY/TEST; headers in DIRECTORY/outrider come before ours
+  local test=$1 directory=$2 sources=("$root/tests/cuda_emulation/$1_test.cpp" "$work/main.o")
+  shift 2
+  case $test in
+    contract | decoding | queue) sources+=("$root/tests/cuda_emulation/emulated_cuda.cpp" -DOUTRIDER_EMULATED_DEVICE) ;;
+  esac
+  nice "$gxx" -I"$directory" $(compile_flags) -I"$root/tests" -DOUTRIDER_SOURCE_DIR="\"$root\"" -O1 -ffp-contract=off -Wno-unknown-pragmas \
+    "$@" "${sources[@]}" -o "$directory/$test" >"$directory/$test.log" 2>&1
+}
+run() { # run TEST DIRECTORY
+  (cd "$root" && exec nice timeout 300 "$2/$1" --abort-after=1) >"$2/$1.log" 2>&1
+}
+
+try() { # try NUMBER: writes what became of the mutation to NUMBER/result, and prints it
+  local file=${files[$1]} old=${olds[$1]} new=${news[$1]} directory=$work/$1 result=survived test text
+  mkdir -p "$directory/outrider/backend/cuda"
+  text=$(<"$root/include/outrider/backend/cuda/$file")
+  printf '%s\n' "${text%%"$old"*}$new${text#*"$old"}" >"$directory/outrider/backend/cuda/$file"
+  for test in ${tests[$1]}; do
+    build "$test" "$directory" || result='does not compile'
+    [[ $result == survived ]] && ! run "$test" "$directory" && result="caught by $test: $(reason "$directory/$test.log")"
+    [[ $result == survived ]] || break
+  done
+  if [[ $result == survived ]]; then
+    test=${tests[$1]##* }
+    build "$test" "$directory" "${sanitizers[@]}" || result='does not compile with sanitizers'
+    [[ $result == survived ]] && ! run "$test" "$directory" && result="caught by $test: $(reason "$directory/$test.log")"
+  fi
+  rm -f "$directory"/{attention,choice,contract,decoding,draw,int8,linear,pointwise,queue}
+  echo "$result" >"$directory/result"
+  printf '%3d %-24s %-60s %s\n' "$1" "$file" "$result" "$(head -n 1 <<<"$old" | sed 's/^ *//' | cut -c 1-80)"
+}
+reason() { # reason LOG: what a failed run says
+  grep -qE 'AddressSanitizer|runtime error:' "$1" && echo sanitizer && return
+  grep -q 'cuda_emulation::error' "$1" && echo emulation && return
+  grep -q 'ERROR: CHECK' "$1" && echo values || echo 'crash or time'
+}
+
+# What is to be tried, every old text where it can be found, and the tests, which have to pass as things are.
+chosen=()
+for ((i = 1; i <= number; ++i)); do
+  (($# == 0)) || [[ " $* " == *" $i "* || " $* " == *" ${files[i]} "* ]] || continue
+  text=$(<"$root/include/outrider/backend/cuda/${files[i]}")
+  [[ $text == *"${olds[i]}"* && ${text#*"${olds[i]}"} != *"${olds[i]}"* ]] || fail "mutation $i: its text is not in ${files[i]} exactly once"
+  chosen+=("$i")
+done
+((${#chosen[@]})) || fail "no such mutation"
+
+background() { # background COMMAND…: when one of the jobs is free
+  (($(jobs -rp | wc -l) < jobs)) || wait -n || true
+  "$@" &
+}
+unchanged() { # unchanged TEST
+  mkdir -p "$work/unchanged"
+  build "$1" "$work/unchanged" && run "$1" "$work/unchanged" && touch "$work/unchanged/$1.passed"
+}
+$gxx -std=c++20 -O1 -c "$root/tests/main.cpp" -o "$work/main.o"
+needed=$(for i in "${chosen[@]}"; do printf '%s\n' ${tests[i]}; done | sort -u)
+for test in $needed; do background unchanged "$test"; done
+wait
+for test in $needed; do [[ -e $work/unchanged/$test.passed ]] || fail "$test fails without a mutation: $work/unchanged/$test.log"; done
+
+for i in "${chosen[@]}"; do background try "$i"; done
+wait
+results=$(for i in "${chosen[@]}"; do sed "s/^caught.*: /caught: /" "$work/$i/result"; done)
+sort <<<"$results" | uniq -c
+! grep -q '^does not compile' <<<"$results" || fail "a mutation has to compile: the log is in $work"
+caught=$(grep -c '^caught' <<<"$results" || true)
+percent=$((100 * caught / ${#chosen[@]}))
+((percent >= 90)) || fail "only $percent % are caught"
+passed "$caught of ${#chosen[@]} caught, $percent %"
