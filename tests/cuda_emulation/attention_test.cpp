@@ -377,17 +377,23 @@ TEST_CASE("rows that go through the queue's memory in pieces have the bits they 
   CAPTURE(seed);
   random_numbers random(seed);
   const auto draw = [&](std::size_t) { return random.uniform(); };
-  constexpr std::size_t d = 64, q_heads = 4, begin = 40, keys = 100, m = 11, spans = 8;
+  constexpr std::size_t q_heads = 4, begin = 40, keys = 100, m = 11, spans = 8;
   const key_window window{begin + keys, keys};
-  const auto cache = drawn_keys(begin, begin + keys + m, 2, d, draw, draw).stored<bf16>(false, begin + keys + m);
-  const auto q = padded<float>(m, q_heads * d).fill(random.uniforms());
-  const auto whole = attend(q, cache, window);
-  for (const std::size_t rows : sizes{1, 2, 3, 5, 10, 11}) {
-    CAPTURE(rows);
-    padded<float> got(m, q_heads * d, 3);
-    outrider::device::attend_within<bf16>(rows * spans * q_heads * (d + 2) * sizeof(float) + 4, queue(), there(got.view()), there(q.view()),
-                                          cache.there(), window);
-    check_same(got, whole);
+  for (const std::size_t d : sizes{8, 64}) {
+    const auto cache = drawn_keys(begin, begin + keys + m, 2, d, draw, draw).stored<bf16>(false, begin + keys + m);
+    const auto q = padded<float>(m, q_heads * d).fill(random.uniforms());
+    const auto whole = attend(q, cache, window);
+    const std::size_t row_bytes = spans * q_heads * (d + 2) * sizeof(float);
+    auto* const memory = static_cast<unsigned char*>(queue().scratch());
+    for (const std::size_t rows : sizes{1, 2, 3, 5, 10, 11}) {
+      INFO("d = ", d, ", rows = ", rows);
+      const std::size_t bytes = rows * row_bytes + 4;
+      std::fill(memory + bytes, memory + (m + 1) * row_bytes, static_cast<unsigned char>(0x6b));
+      padded<float> got(m, q_heads * d, 3);
+      outrider::device::attend_within<bf16>(bytes, queue(), there(got.view()), there(q.view()), cache.there(), window);
+      check_same(got, whole);
+      CHECK(std::all_of(memory + bytes, memory + (m + 1) * row_bytes, [](unsigned char byte) { return byte == 0x6b; }));
+    }
   }
 }
 

@@ -232,6 +232,26 @@ TEST_CASE("rows go in ranges whose keys fit into the scratch memory and whose nu
     }
 }
 
+TEST_CASE("argmax and top_k of more rows than a grid has") {
+  constexpr std::uint64_t seed = 2208;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  outrider::reference_context plain;
+  constexpr std::size_t m = 65540, n = 2;
+  const auto x = padded<float>(m, n).fill([&] { return random.grid(3); });
+  const auto ids = padded<token_id>(m, n).fill(random.indexes(1000));
+  padded<token_id> chosen(m, 1), want_chosen(m, 1);
+  padded<std::int32_t> order(m, n), want_order(m, n);
+  pointwise_ops<reference>::argmax(plain, want_chosen.view().data, x.read(), ids.read());
+  pointwise_ops<reference>::top_k(plain, want_order.view(), x.read());
+  device::queue& q = the_queue();
+  device::argmax(q, chosen.view().data, on_device(x), on_device(ids));
+  device::top_k(q, on_device(order), on_device(x));
+  q.wait();
+  CHECK(chosen.same_elements(want_chosen));
+  CHECK(order.same_elements(want_order));
+}
+
 // ------------------------------------------------------------------------------------------------ mask
 
 TEST_CASE("mask removes the columns with a banned id and nothing else, for more bans than one launch takes, read at once") {
@@ -297,6 +317,22 @@ TEST_CASE("route_experts agrees with the reference and gives ties to the lowest 
           });
           CHECK(logits.padding_untouched());
         }
+}
+
+TEST_CASE("route_experts takes logits far from zero, of which only the differences count") {
+  outrider::reference_context plain;
+  const auto scales = padded<float>(1, 4).fill([] { return 0.5f; });
+  for (const float origin : {-3e4f, -200.0f, 200.0f, 3e4f}) {
+    CAPTURE(origin);
+    auto logits = padded<float>(1, 4).fill([&, i = 0]() mutable { return origin + static_cast<float>(i++ * 3 % 4) / 2; });
+    padded<float> weights(1, 3), want(1, 3);
+    padded<std::int32_t> experts(1, 3), want_experts(1, 3);
+    pointwise_ops<reference>::route_experts(plain, want_experts.view(), want.view(), padded<float>(logits).view(), scales.data());
+    device::route_experts(the_queue(), on_device(experts), on_device(weights), on_device(logits), scales.data());
+    the_queue().wait();
+    check_same(experts, want_experts);
+    check_within(weights, want, [](std::size_t, std::size_t) { return (2 * 1.5 + 3 + 24) * u; });  // as above, of differences up to 1.5
+  }
 }
 
 // ------------------------------------------------------------------------------------------------ company

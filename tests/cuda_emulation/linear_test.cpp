@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <initializer_list>
+#include <limits>
 #include <vector>
 
 #include "contract/fixture.hpp"
@@ -206,18 +207,19 @@ void check_sums_of_warp(random_numbers& random) {
 }
 
 template <int Threads>
-__global__ void reduce_block(float* sums, float* largest, const float* in) {
+__global__ void reduce_block(float* sums, float* doubled, float* largest, const float* in) {
   sums[threadIdx.x] = device::block_sum<Threads>(in[threadIdx.x]);
+  doubled[threadIdx.x] = device::block_sum<Threads>(2 * in[threadIdx.x]);
   largest[threadIdx.x] = device::block_max<Threads>(in[threadIdx.x]);
 }
 
 template <int Threads>
 void check_reductions_of_block(random_numbers& random) {
   CAPTURE(Threads);
-  std::vector<float> in(Threads), sums(Threads), largest(Threads);
+  std::vector<float> in(Threads), sums(Threads), doubled(Threads), largest(Threads);
   for (float& v : in) v = random.uniform();
   device::queue q;
-  device::launch(q, &reduce_block<Threads>, 1, Threads, 0, sums.data(), largest.data(), in.data());
+  device::launch(q, &reduce_block<Threads>, 1, Threads, 0, sums.data(), doubled.data(), largest.data(), in.data());
   float want = 0;
   for (std::size_t first = 0; first < Threads; first += 32) {
     std::array<float, 32> lanes;
@@ -225,6 +227,7 @@ void check_reductions_of_block(random_numbers& random) {
     want = first == 0 ? butterfly(lanes) : want + butterfly(lanes);
   }
   CHECK(contract::same_bits(sums, std::vector<float>(Threads, want)));
+  CHECK(contract::same_bits(doubled, std::vector<float>(Threads, 2 * want)));
   CHECK(contract::same_bits(largest, std::vector<float>(Threads, *std::max_element(in.begin(), in.end()))));
 }
 
@@ -250,6 +253,22 @@ TEST_CASE("every thread of a block gets its sum and its maximum") {
     check_reductions_of_block<64>(random);
     check_reductions_of_block<1024>(random);
   }
+}
+
+TEST_CASE("maxima pass over what is not a number, unless there is nothing else") {
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  constexpr std::size_t threads = 128;
+  std::vector<float> in(threads, nan), sums(threads), doubled(threads), largest(threads);
+  device::queue q;
+  const auto reduce = [&] {
+    device::launch(q, &reduce_block<threads>, 1, threads, 0, sums.data(), doubled.data(), largest.data(), in.data());
+    return largest;
+  };
+  for (const float x : reduce()) CHECK(std::isnan(x));
+  in[70] = -3;
+  CHECK(reduce() == std::vector<float>(threads, -3));
+  in[3] = -2;
+  CHECK(reduce() == std::vector<float>(threads, -2));
 }
 
 // ---------------------------------------------------------------- products
@@ -283,6 +302,31 @@ TEST_CASE("matmul: every row and output has the bits of the definition, whatever
           device::matmul_prompt<W>(q, prompt.view(), xs.view(), ws.weights());
           CHECK(same_part(prompt.result(), want, first_row, first_output));
         }
+    }
+  });
+}
+
+TEST_CASE("matmul: weights or activations alone may lie where no vector does") {
+  constexpr std::uint64_t seed = 710;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  device::queue q;
+  struct layout_of_both {
+    layout x, w;
+  };
+  for_each_weight_type([&]<class W>() {
+    constexpr std::size_t m = 5, n = 6, k = 768;
+    const auto x = padded<float>(m, k).fill(random.uniforms());
+    const stored<W> w(random, n, k);
+    const padded<float> want = products(x, w.values, m, n, 1, [](std::size_t, std::size_t c) { return c; });
+    for (const auto& [of_x, of_w] : {layout_of_both{{0, 1}, {0, 0}}, {{1, 0}, {0, 0}}, {{0, 0}, {0, 1}}, {{0, 0}, {1, 0}}}) {
+      INFO("x: extra = ", of_x.extra, ", shift = ", of_x.shift, ", w: extra = ", of_w.extra, ", shift = ", of_w.shift);
+      device_rows<float> xs(m, k, of_x.extra, of_x.shift), out(m, n);
+      device_rows<W> ws(n, k / elements_of<W>, of_w.extra, of_w.shift);
+      fill(xs, x, 0);
+      w.lay_out(ws, 0);
+      device::matmul<W>(q, out.view(), xs.view(), ws.weights());
+      contract::check_same(out.result(), want);
     }
   });
 }

@@ -179,6 +179,18 @@ TEST_CASE("rms_norm agrees with the reference for every width, and norm_add has 
         }
 }
 
+TEST_CASE("rms_norm of small rows: eps is added below the root") {
+  // mean(x²) = 1e-6 in every row, so the root is that of 2e-6.
+  for (const std::size_t n : sizes{5, 600}) {
+    const auto x = padded<float>(1, n).fill([] { return -1e-3f; });
+    const auto want = padded<float>(1, n).fill([] { return static_cast<float>(-std::sqrt(0.5)); });
+    const auto norm =
+        result_of(x, [&](auto& q, auto& out) { device::rms_norm(q, on_device(out), on_device(std::as_const(out)), nullptr, 1e-6f); });
+    // Beside the bound of other rows: u of 1e-3f twice, in its square, and of 1e-6f, each half in the root, and u of x itself.
+    check_within(norm, want, [&](std::size_t, std::size_t) { return rms_norm_bound(1, n) + 3 * u; });
+  }
+}
+
 TEST_CASE("rms_norm of large residuals is finite and of zeros is zero") {
   for (const std::size_t n : sizes{300, 2000}) {
     CAPTURE(n);
@@ -440,6 +452,55 @@ TEST_CASE("a row has the same bits whatever its alignment, its place and the row
         for (std::size_t i = 0; i < a.cols; ++i)
           a.row(r)[i] = blocks[(r * a.cols + i) / 32].d * static_cast<float>(blocks[(r * a.cols + i) / 32].q[i % 32]);
     });
+  }
+}
+
+TEST_CASE("every operand may have a stride and an alignment of its own") {
+  constexpr std::uint64_t seed = 2114;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  constexpr std::size_t m = 3, n = 48;
+  const auto as = [](const padded<float>& from, std::size_t extra) {
+    padded<float> copy(from.rows(), from.cols(), extra);
+    for (std::size_t r = 0; r < from.rows(); ++r)
+      for (std::size_t c = 0; c < from.cols(); ++c) copy(r, c) = from(r, c);
+    return copy;
+  };
+  const auto x = padded<float>(m, n).fill(random.uniforms(8)), y = padded<float>(m, n).fill(random.uniforms());
+  const auto cos = padded<float>(m, n / 2).fill(random.uniforms()), sin = padded<float>(m, n / 2).fill(random.uniforms());
+  const auto weights = padded<float>(1, n).fill(random.uniforms(2));
+  const auto in_layout = [&](std::size_t of_out, std::size_t of_x, std::size_t of_y, std::size_t shift) {
+    padded<float> shifted(1, n + shift);
+    for (std::size_t c = 0; c < n; ++c) shifted(0, shift + c) = weights(0, c);
+    const padded<float> blank(m, n, of_out), left = as(x, of_x), right = as(y, of_y), cosines = as(cos, of_x), sines = as(sin, of_y);
+    const float* const weight = shifted.data() + shift;
+    std::vector<padded<float>> all;
+    const auto take = [&](const padded<float>& out, auto op) { all.push_back(result_of(out, op)); };
+    take(blank, [&](auto& q, auto& out) { device::add(q, on_device(out), on_device(left), on_device(right)); });
+    take(blank, [&](auto& q, auto& out) { device::rms_norm(q, on_device(out), on_device(left), weight, 1e-6f); });
+    take(as(x, of_out), [&](auto& q, auto& out) { device::norm_add(q, on_device(out), on_device(right), weight, 1e-6f); });
+    take(as(x, of_out),
+         [&](auto& q, auto& out) { device::norm_rope(q, on_device(out), weight, 1e-6f, on_device(cosines), on_device(sines)); });
+    take(blank,
+         [&](auto& q, auto& out) { device::weighted_sum(q, on_device(out), on_device(left), on_device(right.view().slice_cols(0, 1))); });
+    return all;
+  };
+  const auto want = in_layout(0, 0, 0, 0);
+  for (const std::size_t of_out : sizes{0, 3, 4})
+    for (const std::size_t of_x : sizes{0, 3, 4})
+      for (const std::size_t of_y : sizes{0, 3, 4})
+        for (const std::size_t shift : sizes{0, 1}) {
+          INFO("of out = ", of_out, ", of x = ", of_x, ", of y = ", of_y, ", shift = ", shift);
+          const auto got = in_layout(of_out, of_x, of_y, shift);
+          for (std::size_t i = 0; i < want.size(); ++i) check_same(got[i], want[i]);
+        }
+}
+
+TEST_CASE("grids have as many rows as CUDA allows") {
+  for (const std::size_t m : sizes{0, 1, 65535, 65536, std::size_t{1} << 40}) {
+    const dim3 grid = device::grid_over(m, 1000, 256);
+    CHECK(grid.x == 4);
+    CHECK(grid.y == (std::min)(m, std::size_t{65535}));
   }
 }
 
