@@ -9,7 +9,7 @@
 list=$root/tests/cuda_emulation/mutations.txt
 jobs=${OUTRIDER_CHECK_JOBS:-$jobs}
 export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1
-sanitizers=(-g -fsanitize=address,undefined -fno-sanitize-recover=all)
+sanitizers=(-fsanitize=address,undefined -fno-sanitize-recover=all)
 rm -rf "$work"
 mkdir -p "$work"
 
@@ -18,8 +18,8 @@ number=0 files=() tests=() olds=() news=()
 while IFS= read -r line; do
   case $line in
     '#'* | '') ;;
-    '- '*) olds[number]+=${olds[number]:+$'\n'}${line:2} ;;
-    '+ '*) news[number]+=${news[number]:+$'\n'}${line:2} ;;
+    - | '- '*) olds[number]+=${olds[number]:+$'\n'}${line:2} ;;
+    + | '+ '*) news[number]+=${news[number]:+$'\n'}${line:2} ;;
     *.cuh:*) ((++number)) && files[number]=${line%%:*} tests[number]=${line#*:} olds[number]='' news[number]='' ;;
     *) fail "$list: what is '$line'?" ;;
   esac
@@ -59,7 +59,7 @@ try() { # try NUMBER: writes what became of the mutation to NUMBER/result, and p
 }
 reason() { # reason LOG: what a failed run says
   grep -qE 'AddressSanitizer|runtime error:' "$1" && echo sanitizer && return
-  grep -q 'cuda_emulation::error' "$1" && echo emulation && return
+  grep -q '^cuda_emulation: ' "$1" && echo emulation && return
   grep -q 'ERROR: CHECK' "$1" && echo values || echo 'crash or time'
 }
 

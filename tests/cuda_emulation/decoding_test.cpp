@@ -1,8 +1,8 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // The CUDA backend with whole models: recorded stages and drafts, and texts against those of the reference.
-#include "outrider/backend/cuda.hpp"
 #include "emulated_device.hpp"
+#include "outrider/backend/cuda.hpp"
 #define OUTRIDER_TESTED_BACKENDS outrider::cuda
 #include "models/recorded_drafts_golden.hpp"
 #include "models/stages_golden.hpp"

@@ -73,7 +73,7 @@ struct runtime_settings {
   int multiprocessors = 4;
   std::size_t total_memory = std::size_t{8} << 30;            // cudaMalloc fails beyond it
   std::size_t most_dynamic_shared = std::size_t{227} * 1024;  // bytes of a block, for kernels that ask for more than 48 KiB
-  bool late = false;  // do work of streams when somebody waits for it
+  bool late = false;                                          // do work of streams when somebody waits for it
 };
 struct runtime_counters {
   std::size_t launches = 0, graph_launches = 0, graphs_instantiated = 0, node_updates = 0;  // launches: outside graphs
