@@ -35,7 +35,7 @@ build() { # build TEST DIRECTORY FLAGS…: the program DIRECTORY/TEST; headers i
     "$@" "${sources[@]}" -o "$directory/$test" >"$directory/$test.log" 2>&1
 }
 run() { # run TEST DIRECTORY
-  (cd "$root" && exec nice timeout 300 "$2/$1" --abort-after=1) >"$2/$1.log" 2>&1
+  (cd "$root" && nice timeout 300 "$2/$1" --abort-after=1 || exit 1) >"$2/$1.log" 2>&1
 }
 
 try() { # try NUMBER: writes what became of the mutation to NUMBER/result, and prints it
@@ -60,7 +60,7 @@ try() { # try NUMBER: writes what became of the mutation to NUMBER/result, and p
 reason() { # reason LOG: what a failed run says
   grep -qE 'AddressSanitizer|runtime error:' "$1" && echo sanitizer && return
   grep -q '^cuda_emulation: ' "$1" && echo emulation && return
-  grep -q 'ERROR: CHECK' "$1" && echo values || echo 'crash or time'
+  grep -q '[0-9]: ERROR: ' "$1" && echo values || echo 'crash or time'
 }
 
 # What is to be tried, every old text where it can be found, and the tests, which have to pass as things are.

@@ -40,25 +40,6 @@ OUTRIDER_CUDA_LINEAR(iq4_xs)
 OUTRIDER_CUDA_LINEAR(mxfp4)
 #undef OUTRIDER_CUDA_LINEAR
 
-// That of bf16 is a definition of its own, in prompt.cuh.
-#define OUTRIDER_CUDA_PROMPT(W) template void matmul_prompt(queue&, rows<float>, rows<const float>, weights<W>) noexcept;
-OUTRIDER_CUDA_PROMPT(float)
-OUTRIDER_CUDA_PROMPT(f16)
-OUTRIDER_CUDA_PROMPT(q4_0)
-OUTRIDER_CUDA_PROMPT(q4_1)
-OUTRIDER_CUDA_PROMPT(q5_0)
-OUTRIDER_CUDA_PROMPT(q5_1)
-OUTRIDER_CUDA_PROMPT(q8_0)
-OUTRIDER_CUDA_PROMPT(q2_k)
-OUTRIDER_CUDA_PROMPT(q3_k)
-OUTRIDER_CUDA_PROMPT(q4_k)
-OUTRIDER_CUDA_PROMPT(q5_k)
-OUTRIDER_CUDA_PROMPT(q6_k)
-OUTRIDER_CUDA_PROMPT(iq4_nl)
-OUTRIDER_CUDA_PROMPT(iq4_xs)
-OUTRIDER_CUDA_PROMPT(mxfp4)
-#undef OUTRIDER_CUDA_PROMPT
-
 #define OUTRIDER_CUDA_INT8(W)                                                                                                       \
   template void int8_matmul(queue&, rows<float>, rows<const int8_block>, weights<grouped<W>>) noexcept;                             \
   template void int8_expert_matmul(queue&, rows<float>, rows<const int8_block>, weights<grouped<W>>, const std::int32_t*) noexcept; \

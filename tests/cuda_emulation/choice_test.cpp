@@ -118,7 +118,7 @@ TEST_CASE("top_k agrees with the reference on ties, zeros, infinities and NaN, f
     for (const std::size_t k : sizes{0, 1, 2, 31, 64, n}) {
       if (k > n || (k == n && n > 100)) continue;
       INFO("n = ", n, ", k = ", k);
-      const auto x = rows_of_all_kinds(n, 3, random);
+      const auto x = rows_of_all_kinds(n, n % 2 == 0 ? 3 : 0, random);  // without padding a row ends where the next begins
       padded<std::int32_t> want(x.rows(), k);
       pointwise_ops<reference>::top_k(plain, want.view(), x.read());
       const auto op = [&](auto& q, auto& out) { device::top_k(q, on_device(out), on_device(x)); };

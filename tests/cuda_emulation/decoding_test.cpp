@@ -2,6 +2,11 @@
 //
 // The CUDA backend with whole models: recorded stages and drafts, and texts against those of the reference.
 #include "emulated_device.hpp"
+#if defined(OUTRIDER_EMULATED_DEVICE)
+#include "cuda_emulation/emulation.hpp"
+#endif
+#include <random>
+
 #include "outrider/backend/cuda.hpp"
 #define OUTRIDER_TESTED_BACKENDS outrider::cuda
 #include "models/recorded_drafts_golden.hpp"
@@ -41,6 +46,7 @@ TEST_CASE("texts are the recorded ones, with and without drafts") {
     const std::vector<token_id> prompt = expected.ids("p0.prompt");
     std::vector<token_id> want = expected.ids("p0.greedy");
     want.resize((std::min)(want.size(), new_tokens));
+    REQUIRE(!want.empty());
     for (const std::size_t drafts : std::initializer_list<std::size_t>{0, 3}) {
       CAPTURE(drafts);
       std::vector<token_id> got = write_text(pair, pair.ctx, prompt, drafts).tokens;
@@ -48,6 +54,10 @@ TEST_CASE("texts are the recorded ones, with and without drafts") {
       CHECK(got == want);
     }
   }
+}
+
+std::vector<token_id> first_prompt() {
+  return read_json(source_directory / "examples/data/tiny-kjv/expected.json").at("cases").at(0).at("prompt_ids");
 }
 
 /// The tiny pair in a format, quantised matrices in groups.
@@ -61,8 +71,7 @@ model_pair<B> tiny_pair(const std::string& format) {
 }
 
 TEST_CASE("the tiny pair writes what it writes on the reference backend, and drafts as well") {
-  const std::vector<token_id> prompt =
-      read_json(source_directory / "examples/data/tiny-kjv/expected.json").at("cases").at(0).at("prompt_ids");
+  const std::vector<token_id> prompt = first_prompt();
   for (const char* format : {"bf16", "q4_0", "q8_0", "q4_k_m"}) {
     CAPTURE(format);
     auto here = tiny_pair<reference>(format);
@@ -106,8 +115,7 @@ device_text write_mirrored(const gemma4::model<Near>& target, const gemma4::assi
 }
 
 TEST_CASE("a target on the device with its drafter on the CPU, and the reverse") {
-  const std::vector<token_id> prompt =
-      read_json(source_directory / "examples/data/tiny-kjv/expected.json").at("cases").at(0).at("prompt_ids");
+  const std::vector<token_id> prompt = first_prompt();
   auto here = tiny_pair<reference>("q8_0");
   auto there = tiny_pair<cuda>("q8_0");
   const device_text want = write_text(here, here.ctx, prompt, 3);
@@ -115,6 +123,45 @@ TEST_CASE("a target on the device with its drafter on the CPU, and the reverse")
        {write_mirrored(there.target, here.assistant, prompt), write_mirrored(here.target, there.assistant, prompt)}) {
     CHECK(got.tokens == want.tokens);
     CHECK(got.accepted == want.accepted);
+  }
+}
+
+#if defined(OUTRIDER_EMULATED_DEVICE)
+TEST_CASE("a device that does nothing before somebody waits writes the same") {
+  const std::vector<token_id> prompt = first_prompt();
+  auto pair = tiny_pair<cuda>("q4_0");
+  const device_text want = write_text(pair, pair.ctx, prompt, 3);
+  cuda_emulation::runtime.settings.late = true;
+  for (const std::size_t drafts : std::initializer_list<std::size_t>{0, 3})
+    CHECK(write_text(pair, pair.ctx, prompt, drafts).tokens == want.tokens);
+  cuda_emulation::runtime.settings.late = false;
+}
+#endif
+
+TEST_CASE("tokens drawn on the device are those drawn on the host from the same logits") {
+  constexpr std::uint64_t seed = 11;
+  CAPTURE(seed);
+  std::mt19937_64 random(seed);
+  constexpr std::size_t rows = 5, vocabulary = 3000;
+  matrix<float, host_space> here(rows, vocabulary);
+  for (std::size_t i = 0; i < rows * vocabulary; ++i) here.view().data[i] = static_cast<float>(random() >> 40) * 0x1p-21f - 4;
+  cuda_context ctx;
+  reference_context plain;
+  const std::vector<token_id> text(20, 3);
+  for (const sampling_options& options :
+       {sampling_options{.temperature = 1, .seed = 1}, sampling_options{.temperature = 0.7, .top_k = 40, .seed = 2},
+        sampling_options{.temperature = 1.2, .top_k = 64, .top_p = 0.95, .seed = 3},
+        sampling_options{.temperature = 1, .top_p = 0.5, .seed = 4}, sampling_options{.temperature = 0.9, .min_p = 0.2, .seed = 5},
+        sampling_options{.temperature = 1, .repetition_penalty = 1.5, .seed = 6}}) {
+    CAPTURE(options.seed);
+    matrix<float, device_space> there(rows, vocabulary);
+    matrix<float, host_space> logits(rows, vocabulary);
+    copy_across(there.view(), here.view());
+    copy_across(logits.view(), here.view());
+    std::vector<token_id> got(rows), want(rows);
+    sampling(options).pick<cuda>(ctx, there.view(), text, got.data());
+    sampling(options).pick<reference>(plain, logits.view(), text, want.data());
+    CHECK(got == want);
   }
 }
 

@@ -4,32 +4,37 @@
 // kernels on the CPU, with every barrier and shuffle checked.
 #include "cuda_emulation/emulation.hpp"
 
-#include <vector>
-
 #include "outrider/cuda_impl.cuh"
 
 namespace outrider::device {
 
-/// In place of cuBLASLt, a kernel: the same checks of what it is given, and sums in float, column after column.
+/// In place of cuBLASLt: the same checks of what it is given, work of its own on the queue's stream, and sums whose order depends on the number
+/// of rows.
 template <int Threads = 32>
 __global__ void multiply(float* out, const bf16* x, const bf16* w, gemm_shape shape) {
   const std::size_t r = blockIdx.y, n = std::size_t{blockIdx.x} * Threads + threadIdx.x;
   if (n >= shape.n) return;
   float sum = 0;
-  for (std::size_t i = 0; i < shape.k; ++i) sum += to_float(x[r * shape.x_stride + i]) * to_float(w[n * shape.w_stride + i]);
+  for (std::size_t i = 0; i < shape.k; ++i) {
+    const std::size_t c = (i + shape.m) % shape.k;
+    sum += to_float(x[r * shape.x_stride + c]) * to_float(w[n * shape.w_stride + c]);
+  }
   out[r * shape.out_stride + n] = sum;
 }
 
 void gemm(queue& q, float* out, const bf16* x, const bf16* w, const gemm_shape& shape, void* workspace,
           std::size_t workspace_bytes) noexcept {
   const auto is_aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  const bool good = shape.k % 8 == 0 && shape.x_stride >= shape.k && shape.x_stride % 8 == 0 && shape.w_stride >= shape.k &&
-                    shape.w_stride % 8 == 0 && shape.out_stride >= shape.n && is_aligned(out) && is_aligned(x) && is_aligned(w) &&
-                    is_aligned(workspace) && workspace_bytes != 0;
-  if (!good) return q.own().remember({cudaErrorInvalidValue, "gemm", __FILE__, __LINE__});
+  const bool good = shape.n % 8 == 0 && shape.k % 8 == 0 && shape.x_stride >= shape.k && shape.x_stride % 8 == 0 &&
+                    shape.w_stride >= shape.k && shape.w_stride % 8 == 0 && shape.out_stride >= shape.n && is_aligned(out) &&
+                    is_aligned(x) && is_aligned(w) && is_aligned(workspace) && workspace_bytes != 0;
+  queue::state& own = q.own();
+  if (!good) return own.remember({cudaErrorInvalidValue, "gemm", __FILE__, __LINE__});
+  own.send();
   constexpr unsigned threads = 32;
-  launch(q, &multiply<threads>, dim3(static_cast<unsigned>((shape.n + threads - 1) / threads), static_cast<unsigned>(shape.m)), threads, 0,
-         out, x, w, shape);
+  void* arguments[] = {&out, &x, &w, const_cast<gemm_shape*>(&shape)};
+  const dim3 grid(static_cast<unsigned>((shape.n + threads - 1) / threads), static_cast<unsigned>(shape.m));
+  own.remember(OUTRIDER_CUDA_OUTCOME(cudaLaunchKernel(handle_of(&multiply<threads>), grid, threads, arguments, 0, own.stream)));
 }
 
 }  // namespace outrider::device

@@ -204,6 +204,71 @@ TEST_CASE_FIXTURE(fixture, "failures while graphs are made, renewed or sent are 
   }
 }
 
+TEST_CASE_FIXTURE(fixture, "a failure survives memory that is given back before anybody waits") {
+  cuda_context ctx;
+  device_row x({1});
+  runtime.fault = {"cudaLaunchKernel", cudaErrorUnknown, 0};
+  {
+    device_row y({1});
+    scale_often(ctx, y, 1, 2);
+  }
+  CHECK(has(sentence(error_code::device_failed, [&] { ctx.wait(); }), "cudaLaunchKernel("));
+}
+
+TEST_CASE_FIXTURE(fixture, "a failure on one queue of a thread is thrown by the wait of the next") {
+  cuda_context drafter, target;
+  device_row x({1});
+  runtime.fault = {"cudaLaunchKernel", cudaErrorUnknown, 0};
+  scale_often(drafter, x, 1, 2);
+  scale_often(target, x, 1, 2);
+  CHECK(has(sentence(error_code::device_failed, [&] { target.wait(); }), "cudaLaunchKernel("));
+}
+
+TEST_CASE_FIXTURE(fixture, "a graph whose renewal failed is not used again") {
+  cuda_context ctx;
+  device_row x({1}), y({1});
+  const auto pass = [&](float first, float second) {
+    scale_often(ctx, x, 5, first);
+    scale_often(ctx, y, 5, second);
+  };
+  for (int i = 0; i < 3; ++i) {
+    pass(1, 1);
+    ctx.wait();
+  }
+  runtime.fault = {"cudaGraphExecKernelNodeSetParams", cudaErrorUnknown, 3};
+  pass(2, 2);
+  CHECK_THROWS_AS(ctx.wait(), error);
+  for (int i = 0; i < 3; ++i) {
+    pass(1, 1);
+    ctx.wait();
+  }
+  CHECK(x.values() == std::vector<float>{1});
+  CHECK(y.values() == std::vector<float>{1});
+}
+
+TEST_CASE_FIXTURE(fixture, "what a queue keeps when it ends is done") {
+  device_row x({1});
+  {
+    cuda_context ctx;
+    scale_often(ctx, x, 3, 2);
+  }
+  CHECK(x.values() == std::vector<float>{8});
+}
+
+TEST_CASE_FIXTURE(fixture, "contexts that need different amounts of shared memory do not take it from each other") {
+  cuda_context a, b;
+  constexpr std::size_t n = 128 * 16, k = 512;  // so many groups that a block has many warps
+  const buffer<grouped<q4_0>, device_space> weights(n / 16 * (k / 32));
+  const weight_view<grouped<q4_0>, device_space> w{weights.data(), n, k, k / 32};
+  matrix<int8_block, device_space> x(8, k / 32);
+  matrix<float, device_space> out(8, n);
+  for (int round = 0; round < 3; ++round)
+    for (const std::size_t rows : std::initializer_list<std::size_t>{8, 1, 4}) {
+      linear_ops<cuda, grouped<q4_0>>::matmul(rows == 1 ? b : a, out.first_rows(rows), x.first_rows(rows), w);
+      CHECK_NOTHROW((rows == 1 ? b : a).wait());
+    }
+}
+
 TEST_CASE_FIXTURE(fixture, "out of device memory: what was needed and what is free") {
   cuda_context ctx;
   runtime.settings.total_memory = std::size_t{100} << 20;
@@ -231,6 +296,11 @@ TEST_CASE_FIXTURE(fixture, "no driver, no device, an old driver and an old devic
   runtime.reset();
   runtime.settings.devices = 0;
   CHECK(has(sentence(error_code::device_unavailable, [] { static_cast<void>(cuda_devices()); }), "no CUDA device"));
+  runtime.reset();
+  CHECK(cudaSetDevice(0) == cudaSuccess);
+  runtime.settings.devices = 2;
+  CHECK(cudaSetDevice(1) == cudaSuccess);
+  CHECK(has(sentence(error_code::device_unavailable, [] { cuda_context ctx; }), "set to CUDA device 1"));
   runtime.reset();
   runtime.settings.major = 7, runtime.settings.minor = 5;
   CHECK(has(sentence(error_code::device_unavailable, [] { cuda_context ctx; }), "compute capability 7.5, the CUDA backend needs 8.0"));

@@ -55,7 +55,7 @@ fail() {
 
 mkdir -p "${results:=$root/build/gpu-results}"
 results=$(cd "$results" && pwd)
-rm -f "$results"/{results,device-*}.json "$results"/{libraries,configure,build,tests,memcheck,racecheck,device-*}.log "$results/tests.xml"
+rm -f "$results"/{results,device-*}.json "$results"/{libraries,configure,build,tests,memcheck-*,racecheck-*,synccheck-*,device-*}.log "$results/tests.xml"
 cd "$root"
 
 names=() outcomes=() times=()
@@ -163,13 +163,22 @@ step build 300 cmake --build --preset cuda --parallel "$(nproc)" || finish
 step tests 180 ctest --test-dir build/cuda -L gpu --no-tests=error --output-on-failure --output-junit "$results/tests.xml" || true
 
 sanitizer=$(PATH=$PATH:$(dirname "$nvcc"):/usr/local/cuda/bin command -v compute-sanitizer || true)
-for tool in memcheck racecheck; do
-  if [[ -z $sanitizer ]]; then
-    not_run "$tool" "compute-sanitizer is not installed"
-    continue
-  fi
-  step "$tool" 100 "$sanitizer" --tool "$tool" --error-exitcode 1 \
-    build/cuda/examples/speculate --backend cuda --draft 3 --max-new-tokens 12 --quiet || true
+pair=examples/data/tiny-kjv
+declare -A texts=(
+  [bf16]="--target $pair/target --assistant $pair/assistant"
+  [q4_0]="--target $pair/gguf/target-q4_0.gguf --assistant $pair/gguf/assistant-q8_0.gguf --kv bf16"
+  [q4_k_m]="--target $pair/gguf/target-q4_k_m.gguf --assistant $pair/gguf/assistant-q8_0.gguf --kv q8_0 --temperature 1 --top-k 40 --top-p 0.95"
+)
+for tool in memcheck racecheck synccheck; do
+  for text in bf16 q4_0 q4_k_m; do
+    if [[ -z $sanitizer ]]; then
+      not_run "$tool-$text" "compute-sanitizer is not installed"
+      continue
+    fi
+    # shellcheck disable=SC2086
+    step "$tool-$text" 60 "$sanitizer" --tool "$tool" --error-exitcode 1 \
+      build/cuda/examples/speculate --backend cuda ${texts[$text]} --draft 3 --max-new-tokens 8 --quiet || true
+  done
 done
 
 # MiB of device memory that a pair takes: weights, keys and values, and what is read to know the device's rate (4 GiB at most, given back).

@@ -52,9 +52,7 @@ class assistant_drafter {
     token_id token = request.last();
     for (std::size_t j = 0; j < out.size(); ++j) {
       target.embed(input.slice_cols(0, width), token);
-      pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
-      const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
-      if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
+      const candidates<B> step = step_from(state, keys, request);
       const bool ask = !request.confidence.empty() || request.min_confidence > 0;
       float confidence = 0;
       token = choose(step, request, request.text.size() + j, ask ? &confidence : nullptr);
@@ -76,8 +74,8 @@ class assistant_drafter {
            (!request.coupling || request.coupling->template may_draw_there<B>());
   }
 
-  /// `count` tokens, ids[1 … count], the most likely or the drawn ones, behind ids[0], all in memory that both sides reach. Returns at once: whoever reads them
-  /// on the host waits first, and cuts them behind an end of text.
+  /// `count` tokens, ids[1 … count], the most likely or the drawn ones, behind ids[0], all in memory that both sides reach. Returns at once:
+  /// whoever reads them on the host waits first, and cuts them behind an end of text.
   template <in_space_of<B> Target>
     requires embeds_there<Target>
   void propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
@@ -87,9 +85,7 @@ class assistant_drafter {
     matrix_for<const float, B> state = target.hidden();
     for (std::size_t j = 0; j < count; ++j) {
       target.embed_at(input.slice_cols(0, width), ids + j);
-      pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
-      const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
-      if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
+      const candidates<B> step = step_from(state, keys, request);
       if (request.coupling)
         request.coupling->template draw_there<B>(*ctx_, step.logits, step.ids, request.text.size() + j, ids + j + 1);
       else
@@ -99,6 +95,16 @@ class assistant_drafter {
   }
 
  private:
+  /// The candidates of a step that reads the embedding in its input row and `state`, without those that are suppressed.
+  template <class Keys>
+  candidates<B> step_from(matrix_for<const float, B> state, const Keys& keys, const draft_request& request) {
+    const auto input = assistant_->input(workspace_);
+    const std::size_t width = input.cols / 2;
+    pointwise_ops<B>::copy(*ctx_, input.slice_cols(width, width), state);
+    const candidates<B> step = assistant_->forward(*ctx_, workspace_, keys);
+    if (!request.suppress.empty()) pointwise_ops<B>::mask(*ctx_, step.logits, step.ids, request.suppress.data(), request.suppress.size());
+    return step;
+  }
   /// A token from a step's candidates, for position `position` of the text.
   token_id choose(const candidates<B>& step, const draft_request& request, std::size_t position, float* confidence) {
     if (request.coupling) return request.coupling->template draw<B>(*ctx_, step.logits, step.ids, position, confidence);

@@ -62,7 +62,7 @@ draft_costs calibrate(Target& target, Drafter& drafter, std::size_t most_drafts,
     const auto start = clock::now();
     work();
     if constexpr (requires { target.context().wait(); }) target.context().wait();  // a device is only asked by then
-    return (std::max)(seconds_since(start), 1e-9);  // a clock may be coarse
+    return (std::max)(seconds_since(start), 1e-9);                                 // a clock may be coarse
   };
 
   // Different ids, so that the rows of a model with experts choose different ones.

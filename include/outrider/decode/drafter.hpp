@@ -49,8 +49,8 @@ concept drafter_for = drafter<D> && requires(D& d, const Target& target, const d
 
 /// A drafter on a device, whose guesses need not pass through the host, may also have
 ///   may_draft_there(request) -> bool               whether it can do what the request asks in this way
-///   propose_there(target, request, count, ids)     ids[1 … count] = guesses behind ids[0]; the ids lie in memory that both sides reach, and
-///                                                  the host waits before it reads them
+///   propose_there(target, request, count, ids)     ids[1 … count] = guesses behind ids[0], all in the vocabulary; the ids lie in memory that
+///                                                  both sides reach, and the host waits before it reads them
 template <class D, class Target>
 concept drafts_there = !host_accessible<space_of<typename Target::backend_type>> &&
                        requires(D & d, const Target& target, const draft_request& request, std::size_t count, token_id* ids) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -22,22 +23,20 @@ namespace outrider {
 /// `text` is everything before the last row's choice: the prompt, what was generated, and the drafts of the pass. The logits may be
 /// overwritten. A choice depends on its row and the text before it alone, never on how rows are grouped into passes: that makes speculation
 /// lossless. A sampler may allocate at its first call, not later.
-
 ///
 /// A sampler that can choose on a device, without looking at the text, may also have
 ///   may_pick_there<B>() -> bool
 ///   pick_there<B>(ctx, logits [m, V], position, out [m])     out[r] = the token at position + r of the text; `out` lies in B's memory, or in
 ///                                                            that which both sides reach, and the host waits before it reads it
-
 template <class S, class B>
 concept sampler_for = requires(S& sampler, context_of<B>& ctx, matrix_for<float, B> logits, std::span<const token_id> text, token_id* out) {
   sampler.template pick<B>(ctx, logits, text, out);
 };
 
 template <class S, class B>
-concept picks_there = requires(S& sampler, const S& view, context_of<B>& ctx, matrix_for<float, B> logits, std::size_t position,
+concept picks_there = requires(S& sampler, const S& unchanged, context_of<B>& ctx, matrix_for<float, B> logits, std::size_t position,
                                token_id* out) {
-  { view.template may_pick_there<B>() } -> std::same_as<bool>;
+  { unchanged.template may_pick_there<B>() } -> std::same_as<bool>;
   sampler.template pick_there<B>(ctx, logits, position, out);
 };
 

@@ -25,25 +25,32 @@ struct round_buffers {
   std::array<float, max_draft_length> confidence{};
 };
 
+/// What a round asks a drafter, by a policy's plan; confidences aside.
+template <class Sampler, class Emit>
+draft_request request_for(const text_in_progress<Emit>& text, const draft_plan& plan, [[maybe_unused]] Sampler& sampler) {
+  const generate_options& options = text.options();
+  draft_request request{text.tokens(), options.eos, options.suppress};
+  request.min_confidence = (std::max)(options.min_confidence, plan.min_confidence);
+  if constexpr (std::same_as<Sampler, sampling>)
+    if (sampler.options().temperature > 0) request.coupling = &sampler;
+  return request;
+}
+
 /// Asks a drafter for `wanted` tokens that may follow `text`, by a policy's plan. Returns the record of the round so far; its drafts are in
 /// b.rows behind the last known token.
 template <class Target, class Drafter, class Sampler, class Emit>
 round_record draft_round(const Target& target, Drafter& drafter, Sampler& sampler, const draft_plan& plan, std::size_t wanted,
                          const text_in_progress<Emit>& text, round_buffers& b) {
-  const generate_options& options = text.options();
   round_record record{.position = text.tokens().size()};
   b.rows[0] = text.tokens().back();
   const double begin = text.now();
   if (wanted != 0) {
-    draft_request request{text.tokens(), options.eos, options.suppress};
-    request.min_confidence = (std::max)(options.min_confidence, plan.min_confidence);
+    draft_request request = request_for(text, plan, sampler);
     request.doubted = &record.doubted;
     if (plan.wants_confidence) {
       std::fill_n(b.confidence.begin(), wanted, 0.0f);
       request.confidence = std::span(b.confidence).first(wanted);
     }
-    if constexpr (std::same_as<Sampler, sampling>)
-      if (sampler.options().temperature > 0) request.coupling = &sampler;
     const std::span<token_id> guesses = std::span(b.rows).subspan(1, wanted);
     const std::size_t guessed = (std::min)(drafter.propose(target, request, guesses), wanted);
     // Leading guesses that are tokens at all: a user's drafter may say "none" by an id outside the vocabulary.
@@ -180,12 +187,10 @@ class speculative_decoder {
   template <class Text>
   round_record draft_and_verify(Text& text, const draft_plan& plan, std::size_t wanted) {
     if constexpr (detail::rounds_there<Target, Drafter, Sampler>) {
-      draft_request request{text.tokens(), text.options().eos, text.options().suppress};
-      request.min_confidence = (std::max)(text.options().min_confidence, plan.min_confidence);
-      if constexpr (std::same_as<Sampler, sampling>)
-        if (sampler_.options().temperature > 0) request.coupling = &sampler_;
-      if (wanted != 0 && !plan.wants_confidence && sampler_.template may_pick_there<B>() &&
-          std::as_const(*drafter_).may_draft_there(request) && std::as_const(*target_).reads_ids_there())
+      // A plan that only wants to know how sure the drafter is does without: that would take the host between any two drafts.
+      const draft_request request = detail::request_for(text, plan, sampler_);
+      if (wanted != 0 && sampler_.template may_pick_there<B>() && std::as_const(*drafter_).may_draft_there(request) &&
+          std::as_const(*target_).reads_ids_there())
         return detail::round_there(*target_, *drafter_, sampler_, request, text, wanted, buffers_);
     }
     round_record record = detail::draft_round(std::as_const(*target_), *drafter_, sampler_, plan, wanted, text, buffers_);

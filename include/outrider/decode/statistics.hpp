@@ -15,7 +15,7 @@ struct round_record {
   std::size_t drafted = 0, accepted = 0;         // accepted: leading drafts that held
   std::size_t emitted = 0;                       // tokens it gave the text: accepted + 1, fewer where the text ended within
   bool doubted = false;                          // drafting ended at a token that the drafter gave less than the least confidence
-  double draft_seconds = 0, verify_seconds = 0;  // 0 where no clock runs
+  double draft_seconds = 0, verify_seconds = 0;  // 0 where no clock runs; a round that a device runs as one is all `verify`
   std::span<const float> confidence = {};  // of each draft, 0 where the drafter says none; empty if nobody asked. Valid during the call
 };
 

@@ -80,6 +80,8 @@ class model {
       : config_(std::move(config)), store_(tensors, options.form), final_norm_{nullptr, static_cast<float>(config_.rms_norm_eps)} {
     const text_config& c = config_;
     const std::string prefix = prefix_of(*tensors);
+    const std::string per_layer_name = prefix + "embed_tokens_per_layer.weight";
+    const bool per_layer_on_host = store_.keeps_on_host(per_layer_name);  // asked before anything is placed
     if (c.kv_shared_layers >= c.layer_count())
       throw error(error_code::model_unsupported, store_.source() + ": all " + std::to_string(c.layer_count()) +
                                                      " layers share keys and values of others: this is a drafter, not a target");
@@ -95,10 +97,9 @@ class model {
     head_ = {linear<B>{c.tied_head ? table : store_.matrix("lm_head.weight", c.vocab_size, c.hidden_size)}, static_cast<float>(c.softcap)};
     if (c.ple_width != 0) {
       const std::size_t width = c.layer_count() * c.ple_width;
-      const std::string name = prefix + "embed_tokens_per_layer.weight";
-      per_layer_tokens_ = store_.keeps_on_host(name)
-                              ? embedding<B>::scaled_by_root(store_.host_table(name, c.ple_vocab_size, width), c.ple_width)
-                              : embedding<B>::scaled_by_root(store_.table(name, c.ple_vocab_size, width), c.ple_width);
+      per_layer_tokens_ = per_layer_on_host
+                              ? embedding<B>::on_host(store_.host_table(per_layer_name, c.ple_vocab_size, width), c.ple_width)
+                              : embedding<B>::scaled_by_root(store_.table(per_layer_name, c.ple_vocab_size, width), c.ple_width);
       per_layer_projection_ = {store_.matrix(prefix + "per_layer_model_projection.weight", width, c.hidden_size)};
       per_layer_norm_ = {store_.vector(prefix + "per_layer_projection_norm.weight", c.ple_width), static_cast<float>(c.rms_norm_eps)};
     }

@@ -80,7 +80,7 @@ class weight_store {
     return as_stored<stored_weight<B>>(find(name, {rows, cols}), rows, cols);
   }
   /// Whether a table whose rows are looked up stays on the host, because B's memory, which is not the host's, has no room to spare for it beside
-  /// everything else of the file: a quarter is left to keys, values and activations.
+  /// everything else of the file: a quarter is left to keys, values and activations. To be asked before anything is loaded.
   [[nodiscard]] bool keeps_on_host(std::string_view table) const {
     if constexpr (requires { space_limits<space_of<B>>::free_bytes(); }) {
       std::size_t all = 0;

@@ -38,7 +38,7 @@ struct embedding {
 
   /// The table with Gemma's factor √width: the root is rounded to bf16, as in training, unless the table is stored as f32.
   static embedding scaled_by_root(weight<B> table, std::size_t width) noexcept { return {table, root_for(table, width)}; }
-  static embedding scaled_by_root(stored_weight<reference> host_table, std::size_t width) noexcept {
+  static embedding on_host(stored_weight<reference> host_table, std::size_t width) noexcept {
     return {{}, root_for(host_table, width), host_table};
   }
 

@@ -23,12 +23,20 @@ struct failure {
   }
 };
 
-/// Throws what a failed call means: no usable device, or device_failed.
+/// Throws what a failed call means: no usable device, no memory, or device_failed.
 inline void check(const failure& f) {
   if (f.code == cudaSuccess) return;
   static_cast<void>(cudaGetLastError());  // the runtime repeats what nobody has asked for
-  const bool unavailable = f.code == cudaErrorNoDevice || f.code == cudaErrorInsufficientDriver;
-  throw error(unavailable ? error_code::device_unavailable : error_code::device_failed, f.text());
+  switch (f.code) {
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoKernelImageForDevice:  // built for other devices than this one
+      throw error(error_code::device_unavailable, f.text());
+    case cudaErrorMemoryAllocation:
+      throw error(error_code::out_of_memory, f.text());
+    default:
+      throw error(error_code::device_failed, f.text());
+  }
 }
 
 }  // namespace outrider::device

@@ -11,6 +11,12 @@
 #if !defined(__CUDACC__)
 #error "outrider: device code is for nvcc: include this file from a .cu"
 #endif
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+#error "outrider: the CUDA backend needs compute capability 8.0 or later: nvcc -arch=sm_80, CMake: CMAKE_CUDA_ARCHITECTURES"
+#endif
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#error "outrider: copies rely on the default stream that all streams wait for: compile without --default-stream per-thread"
+#endif
 #include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
@@ -72,9 +78,9 @@ __device__ void copy_async_wait() {
 /// t = lane % 4 a lane holds, four bytes a word:  a[0] (g, 4t…)  a[1] (g + 8, 4t…)  a[2] (g, 16 + 4t…)  a[3] (g + 8, 16 + 4t…)
 ///   b[0] (4t…, g)  b[1] (16 + 4t…, g)      c[0], c[1] (g, 2t), (g, 2t + 1)      c[2], c[3] (g + 8, 2t), (g + 8, 2t + 1)
 __device__ inline void mma_s8(int (&c)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]) {
-  asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm volatile("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
 /// The value of a half, by the hardware's own conversion.

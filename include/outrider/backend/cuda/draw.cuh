@@ -14,9 +14,9 @@
 #include "outrider/backend/cuda/choice.cuh"
 #include "outrider/backend/cuda/columns.cuh"
 #include "outrider/backend/cuda/device.cuh"
-#include "outrider/backend/cuda/fused.hpp"
 #include "outrider/backend/cuda/key_search.cuh"
 #include "outrider/backend/cuda/launch.cuh"
+#include "outrider/backend/cuda/optional.hpp"
 #include "outrider/backend/cuda/warp.cuh"
 #include "outrider/core/rng.hpp"
 

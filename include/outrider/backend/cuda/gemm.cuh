@@ -46,6 +46,12 @@ class gemm_plan {
       return cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace_bytes,
                                                   sizeof workspace_bytes);
     });
+    for (const auto attribute : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+                                 CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES})
+      step([&] {
+        const std::uint32_t bytes = 16;
+        return cublasLtMatmulPreferenceSetAttribute(preference, attribute, &bytes, sizeof bytes);
+      });
     int found = 0;
     step([&] { return cublasLtMatmulAlgoGetHeuristic(library, product_, w_, x_, out_, out_, preference, 1, &choice_, &found); });
     if (status == CUBLAS_STATUS_SUCCESS && found == 0) status = CUBLAS_STATUS_NOT_SUPPORTED;
@@ -90,6 +96,7 @@ void gemm(queue& q, float* out, const bf16* x, const bf16* w, const gemm_shape& 
     const cublasStatus_t status = cublasLtCreate(&handle);
     return std::pair(status, handle);
   }();
+  constexpr std::size_t most_plans = 64;
   static thread_local std::vector<std::unique_ptr<const gemm_plan>> plans;
   queue::state& own = q.own();
   cublasStatus_t status = library.first;
@@ -98,6 +105,7 @@ void gemm(queue& q, float* out, const bf16* x, const bf16* w, const gemm_shape& 
     const gemm_plan* plan = nullptr;
     for (const auto& known : plans)
       if (known->is_for(shape)) plan = known.get();
+    if (!plan && plans.size() == most_plans) plans.clear();  // a prompt's last chunk may have any number of rows
     if (!plan) plan = plans.emplace_back(std::make_unique<const gemm_plan>(library.second, shape, workspace_bytes)).get();
     status = plan->run(library.second, out, x, w, workspace, workspace_bytes, own.stream);
   }

@@ -21,17 +21,18 @@ using rows = matrix_view<T, device_space>;
 template <class W>
 using weights = weight_view<W, device_space>;
 
-// linear.cuh: W of weight_types
+// linear.cuh, gather.cuh: W of weight_types
 template <class W>
 void matmul(queue&, rows<float> out, rows<const float> x, weights<W> w) noexcept;
-template <class W>
-void matmul_prompt(queue&, rows<float> out, rows<const float> x, weights<W> w) noexcept;
 template <class W>
 void expert_matmul(queue&, rows<float> out, rows<const float> x, weights<W> w, const std::int32_t* experts) noexcept;
 template <class W>
 void gathered_matmul(queue&, rows<float> out, rows<const float> x, weights<W> w, rows<const token_id> ids) noexcept;
 template <class W>
 void gather_rows(queue&, rows<float> out, weights<W> w, const token_id* ids, float factor) noexcept;
+
+// prompt.cuh
+void gemm_matmul(queue&, rows<float> out, rows<const float> x, weights<bf16> w) noexcept;
 
 // int8.cuh: W such that grouped<W> is of grouped_types
 template <class W>
@@ -41,7 +42,7 @@ void int8_expert_matmul(queue&, rows<float> out, rows<const int8_block> x, weigh
 template <class W>
 void int8_gather_rows(queue&, rows<float> out, weights<grouped<W>> w, const token_id* ids, float factor) noexcept;
 
-// pointwise.cuh
+// pointwise.cuh, norm.cuh
 void rms_norm(queue&, rows<float> out, rows<const float> x, const float* weight, float eps) noexcept;
 void rope_table(queue&, rows<float> cos, rows<float> sin, const std::int32_t* host_positions, const float* frequencies) noexcept;
 void rope(queue&, rows<float> x, rows<const float> cos, rows<const float> sin) noexcept;

@@ -231,11 +231,6 @@ void matmul(queue& q, rows<float> out, rows<const float> x, weights<W> w) noexce
   }
 }
 
-template <class W>
-void matmul_prompt(queue& q, rows<float> out, rows<const float> x, weights<W> w) noexcept {
-  matmul(q, out, x, w);
-}
-
 /// Experts that several rows chose are read once per row, but for the first time from the second-level cache.
 template <class W>
 void expert_matmul(queue& q, rows<float> out, rows<const float> x, weights<W> w, const std::int32_t* experts) noexcept {

@@ -40,8 +40,9 @@ std::vector<cuda_device> cuda_devices() {
 
 namespace device {
 
-/// Sends what the thread's last queue keeps, and throws what went wrong with it. Defined in queue.cuh.
-void send_kept();
+/// Sends what the thread's last queue keeps; throws what went wrong with it. Defined in queue.cuh.
+void send_kept() noexcept;
+void check_kept();
 
 void* allocate(std::size_t bytes) {
   void* memory = nullptr;
@@ -67,10 +68,7 @@ void* allocate_zeros(std::size_t bytes) {
 }
 
 void release(void* memory) noexcept {
-  try {
-    send_kept();            // kernels that are kept may still write to it; cudaFree waits for those that were sent
-  } catch (const error&) {  // is remembered by the queue
-  }
+  send_kept();  // kernels that are kept may still use it; cudaFree waits for those that were sent
   static_cast<void>(cudaFree(memory));
 }
 
@@ -99,6 +97,7 @@ inline cudaMemcpyKind kind_of(direction way) {
 void copy_bytes(void* to, const void* from, std::size_t bytes, direction way) {
   if (bytes == 0) return;
   send_kept();
+  check_kept();
   OUTRIDER_CUDA_CHECK(cudaMemcpy(to, from, bytes, kind_of(way)));
 }
 
@@ -107,6 +106,7 @@ void copy_byte_rows(void* to, std::size_t to_stride, const void* from, std::size
   if (width == 0 || rows == 0) return;
   if (rows == 1 || (to_stride == width && from_stride == width)) return copy_bytes(to, from, width * rows, way);
   send_kept();
+  check_kept();
   OUTRIDER_CUDA_CHECK(cudaMemcpy2D(to, to_stride, from, from_stride, width, rows, kind_of(way)));
 }
 

@@ -26,7 +26,7 @@ struct cuda_device {
   std::size_t memory = 0;  // bytes
 };
 
-/// The devices that programs may use, in the order of CUDA's numbers; ops run on number 0 (CUDA_VISIBLE_DEVICES chooses another).
+/// The devices that programs may use, in the order of CUDA's numbers; ops run on number 0, which CUDA_VISIBLE_DEVICES chooses.
 /// Errors: device_unavailable with a sentence if there is none, or if the driver is too old for the toolkit of this build.
 [[nodiscard]] std::vector<cuda_device> cuda_devices();
 
@@ -45,7 +45,7 @@ void release(void* memory) noexcept;
 /// Bytes that allocate() could still give out, about. Errors: device_unavailable.
 [[nodiscard]] std::size_t free_bytes();
 
-/// Behind everything this thread has asked for, and complete on return. Errors: device_failed, from the copy or from an op before it.
+/// Behind everything this thread has asked for and before what it asks for next; the host's side may be used at once. Errors: device_failed, from the copy or from an op before it.
 void copy_bytes(void* to, const void* from, std::size_t bytes, direction way);
 /// The same for rows of `width` bytes.
 void copy_byte_rows(void* to, std::size_t to_stride, const void* from, std::size_t from_stride, std::size_t width, std::size_t rows,

@@ -1,15 +1,15 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// Norms and rotations: what sees a whole row, alone and together (fused.hpp).
+// Norms and rotations: what sees a whole row, alone and together.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 #include "outrider/backend/cuda/columns.cuh"
 #include "outrider/backend/cuda/device.cuh"
-#include "outrider/backend/cuda/fused.hpp"
 #include "outrider/backend/cuda/launch.cuh"
 #include "outrider/backend/cuda/launchers.hpp"
+#include "outrider/backend/cuda/optional.hpp"
 #include "outrider/backend/cuda/warp.cuh"
 
 namespace outrider::device {

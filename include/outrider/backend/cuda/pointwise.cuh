@@ -7,10 +7,10 @@
 
 #include "outrider/backend/cuda/columns.cuh"
 #include "outrider/backend/cuda/device.cuh"
-#include "outrider/backend/cuda/fused.hpp"
 #include "outrider/backend/cuda/launch.cuh"
 #include "outrider/backend/cuda/launchers.hpp"
 #include "outrider/backend/cuda/norm.cuh"
+#include "outrider/backend/cuda/optional.hpp"
 #include "outrider/backend/cuda/warp.cuh"
 #include "outrider/core/int8.hpp"
 

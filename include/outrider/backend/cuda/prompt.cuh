@@ -1,6 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// matmul_prompt for bf16 weights: many rows of a prompt at once, by the tensor cores. They multiply bf16 by bf16, so each activation is cut
+// Products of many rows with bf16 weights by the tensor cores, for prompts. They multiply bf16 by bf16, so each activation is cut
 // into three bf16 numbers whose sum it is, and the products are added again: three times the work of a plain product, and no less exact than
 // float.
 #pragma once
@@ -60,9 +60,9 @@ __global__ void __launch_bounds__(Threads) join_products(rows<float> out, const 
 /// Below this many rows matmul is as fast, and reads the weights once as well.
 inline constexpr std::size_t shortest_gemm = 17;
 
-template <>
-void matmul_prompt(queue& q, rows<float> out, rows<const float> x, weights<bf16> w) noexcept {
-  const bool fits = x.cols != 0 && x.cols % 8 == 0 && w.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 16 == 0;
+void gemm_matmul(queue& q, rows<float> out, rows<const float> x, weights<bf16> w) noexcept {
+  const bool fits =
+      x.cols != 0 && x.cols % 8 == 0 && w.rows % 8 == 0 && w.stride % 8 == 0 && reinterpret_cast<std::uintptr_t>(w.data) % 16 == 0;
   if (x.rows < shortest_gemm || !fits) return matmul<bf16>(q, out, x, w);
 
   constexpr std::size_t workspace_bytes = std::size_t{16} << 20, most_rows = 128;

@@ -1,7 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// Pairs of ops that follow each other in every layer, as one kernel: fewer launches, and what lies between the two never goes to memory. The
-// bits are those of the two ops one after the other.
+// The optional ops of backend/ops.hpp: pairs that follow each other in every layer, as one kernel, so that there are fewer launches and what
+// lies between the two never goes to memory; and drawing.
 #pragma once
 #include "outrider/backend/cuda/launchers.hpp"
 #include "outrider/core/rng.hpp"
@@ -16,8 +16,6 @@ void norm_rope(queue&, rows<float> x, const float* weight, float eps, rows<const
 
 /// out = quantize(gelu_tanh(gate) · up), n a multiple of 32.
 void gelu_mul_quantize(queue&, rows<int8_block> out, rows<const float> gate, rows<const float> up) noexcept;
-
-// draw.cuh: another op that backends need not have.
 
 /// out[r] = a token drawn from row r of x by `rule`, for position + r of the text; a null ids.data: column c is token c.
 void draw(queue&, token_id* out, rows<const float> x, rows<const token_id> ids, std::size_t position, const draw_rule& rule) noexcept;
