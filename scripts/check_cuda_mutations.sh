@@ -1,15 +1,14 @@
 #!/usr/bin/env bash
 # outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
-# The tests of the CUDA kernels notice mistakes: of the small ones listed in tests/cuda_emulation/mutations.txt, 90 in 100 make a test fail on
-# the CPU. Half an hour on two cores, so it is run by hand.
+# The tests of the CUDA kernels notice mistakes: of the small ones that tests/cuda_emulation/mutations.txt lists, 90 in 100 at least make a test
+# fail on the CPU. Takes half an hour on two cores and is run by hand.
 #   check_cuda_mutations.sh [NUMBER|FILE…]   these mutations of the list, by number or by the header they change    default: all
 #   OUTRIDER_CHECK_JOBS                      programs built and run at a time    default: one per processor
 . "$(dirname "$0")/common.sh"
 
 list=$root/tests/cuda_emulation/mutations.txt
 jobs=${OUTRIDER_CHECK_JOBS:-$jobs}
-export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1
-sanitizers=(-fsanitize=address,undefined -fno-sanitize-recover=all)
+export ASAN_OPTIONS=detect_leaks=0
 rm -rf "$work"
 mkdir -p "$work"
 
@@ -26,10 +25,10 @@ while IFS= read -r line; do
 done <"$list"
 
 build() { # build TEST DIRECTORY FLAGS…: the program DIRECTORY/TEST; headers in DIRECTORY/outrider come before ours
-  local test=$1 directory=$2 sources=("$root/tests/cuda_emulation/$1_test.cpp" "$work/main.o")
+  local test=$1 directory=$2 sources=("$root"/tests/cuda_emulation/"$1"*_test.cpp "$work/main.o")
   shift 2
   case $test in
-    contract | decoding | queue) sources+=("$root/tests/cuda_emulation/emulated_cuda.cpp" -DOUTRIDER_EMULATED_DEVICE) ;;
+    contract | decoding | prompts | queue) sources+=("$root/tests/cuda_emulation/emulated_cuda.cpp" -DOUTRIDER_EMULATED_DEVICE) ;;
   esac
   nice "$gxx" -I"$directory" $(compile_flags) -I"$root/tests" -DOUTRIDER_SOURCE_DIR="\"$root\"" -O1 -ffp-contract=off -Wno-unknown-pragmas \
     "$@" "${sources[@]}" -o "$directory/$test" >"$directory/$test.log" 2>&1
@@ -39,31 +38,30 @@ run() { # run TEST DIRECTORY
 }
 
 try() { # try NUMBER: writes what became of the mutation to NUMBER/result, and prints it
-  local file=${files[$1]} old=${olds[$1]} new=${news[$1]} directory=$work/$1 result=survived test text
+  local file=${files[$1]} old=${olds[$1]} new=${news[$1]} directory=$work/$1 result=survived flags test text
   mkdir -p "$directory/outrider/backend/cuda"
   text=$(<"$root/include/outrider/backend/cuda/$file")
   printf '%s\n' "${text%%"$old"*}$new${text#*"$old"}" >"$directory/outrider/backend/cuda/$file"
-  for test in ${tests[$1]}; do
-    build "$test" "$directory" || result='does not compile'
-    [[ $result == survived ]] && ! run "$test" "$directory" && result="caught by $test: $(reason "$directory/$test.log")"
-    [[ $result == survived ]] || break
+  for flags in '' '-fsanitize=address,undefined -fno-sanitize-recover=all'; do  # what only touches wrong memory shows in the second round
+    for test in ${tests[$1]}; do
+      build "$test" "$directory" $flags || { result='does not compile' && break 2; }
+      run "$test" "$directory" || { result="caught by $test: $(reason "$directory/$test.log")" && break 2; }
+    done
   done
-  if [[ $result == survived ]]; then
-    test=${tests[$1]##* }
-    build "$test" "$directory" "${sanitizers[@]}" || result='does not compile with sanitizers'
-    [[ $result == survived ]] && ! run "$test" "$directory" && result="caught by $test: $(reason "$directory/$test.log")"
-  fi
-  rm -f "$directory"/{attention,choice,contract,decoding,draw,int8,linear,pointwise,queue}
+  find "$directory" -maxdepth 1 -type f -executable -delete
   echo "$result" >"$directory/result"
   printf '%3d %-24s %-60s %s\n' "$1" "$file" "$result" "$(head -n 1 <<<"$old" | sed 's/^ *//' | cut -c 1-80)"
 }
 reason() { # reason LOG: what a failed run says
-  grep -qE 'AddressSanitizer|runtime error:' "$1" && echo sanitizer && return
-  grep -q '^cuda_emulation: ' "$1" && echo emulation && return
-  grep -q '[0-9]: ERROR: ' "$1" && echo values || echo 'crash or time'
+  if grep -qE 'AddressSanitizer|runtime error:' "$1"; then
+    echo sanitizers
+  elif grep -q '^cuda_emulation: ' "$1"; then
+    echo emulation
+  else
+    grep -q '[0-9]: ERROR: ' "$1" && echo values || echo 'crash or time'
+  fi
 }
 
-# What is to be tried, every old text where it can be found, and the tests, which have to pass as things are.
 chosen=()
 for ((i = 1; i <= number; ++i)); do
   (($# == 0)) || [[ " $* " == *" $i "* || " $* " == *" ${files[i]} "* ]] || continue
