@@ -4,9 +4,8 @@
 #pragma once
 #include "emulation.hpp"
 
+#include <cstdio>
 #include <cstdlib>
-#include <stdexcept>
-#include <string>
 
 #include "outrider/backend/cuda/launch.cuh"
 
@@ -24,6 +23,15 @@ inline queue::~queue() = default;
 inline void queue::wait() {}
 inline void* queue::scratch() const noexcept { return state_->scratch; }
 
-inline void push(queue&, const call& c) noexcept { cudaLaunchKernel(c.kernel, c.grid, c.block, c.arguments, c.shared_bytes, nullptr); }
+/// What the emulation or the launch itself finds wrong ends the program with a message.
+inline void push(queue&, const call& c) noexcept {
+  if (c.shared_bytes > 48 * 1024)
+    cudaFuncSetAttribute(c.kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(c.shared_bytes));
+  const cudaError_t outcome = cudaLaunchKernel(c.kernel, c.grid, c.block, c.arguments, c.shared_bytes, nullptr);
+  cudaDeviceSynchronize();
+  if (outcome == cudaSuccess) return;
+  std::fprintf(stderr, "a launch was refused: %s\n", cudaGetErrorString(outcome));
+  std::abort();
+}
 
 }  // namespace outrider::device

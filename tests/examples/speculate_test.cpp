@@ -200,7 +200,7 @@ TEST_CASE("wrong usage is exit code 2") {
   check_refused(speculate("--draft 17"), 2, "--draft");
   check_refused(speculate("--draft -1"), 2, "--draft");
   check_refused(speculate("--draft x"), 2, "--draft");
-  check_refused(speculate("--backend cuda"), 2, "--backend");
+  check_refused(speculate("--backend metal"), 2, "--backend");
   check_refused(speculate("--kv q4_0"), 2, "--kv");
   check_refused(speculate("--threads 0"), 2, "--threads");
   check_refused(speculate("--max-new-tokens -3"), 2, "--max-new-tokens");
@@ -210,6 +210,12 @@ TEST_CASE("wrong usage is exit code 2") {
     check_refused(speculate(std::string("--prompt-ids ") + list), 2, "--prompt-ids");
   }
   check_refused(speculate("--target " + tiny + "/target --draft 4"), 2, "--assistant");
+}
+
+TEST_CASE("without CUDA, or without a device, what needs one is refused in a sentence") {
+  if (speculate("--devices").code == 0) return;  // this program has both
+  check_refused(speculate("--devices"), 1, "CUDA");
+  check_refused(speculate("--backend cuda"), 1, "CUDA");
 }
 
 TEST_CASE("every drafter writes the text of plain decoding, drawn or not") {

@@ -51,7 +51,17 @@ HWY_INLINE vec load(const bf16* p) {
 HWY_INLINE vec load(const f16* p) {
   const hn::Rebind<std::uint16_t, floats> narrow;
   const hn::Rebind<hwy::float16_t, floats> half;
-  return hn::PromoteTo(floats(), hn::BitCast(half, hn::LoadU(narrow, &p->bits)));
+  const auto bits = hn::LoadU(narrow, &p->bits);
+  const vec value = hn::PromoteTo(floats(), hn::BitCast(half, bits));
+#if HWY_ARCH_ARM_A64 || (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2)
+  return value;
+#else  // no instruction for it: Highway's own conversion takes NaN and infinity for numbers
+  const hn::Rebind<std::uint32_t, floats> wide;
+  const auto word = hn::PromoteTo(wide, bits), exponent = hn::Set(wide, 0x7c00u);
+  const auto special = hn::Or(hn::ShiftLeft<16>(hn::And(word, hn::Set(wide, 0x8000u))),
+                              hn::Or(hn::Set(wide, 0x7f800000u), hn::ShiftLeft<13>(hn::And(word, hn::Set(wide, 0x3ffu)))));
+  return hn::IfThenElse(hn::RebindMask(floats(), hn::Eq(hn::And(word, exponent), exponent)), hn::BitCast(floats(), special), value);
+#endif
 }
 
 HWY_INLINE vec load(const std::int8_t* p) {
