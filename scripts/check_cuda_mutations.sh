@@ -6,8 +6,7 @@
 #   OUTRIDER_CHECK_JOBS                      programs built and run at a time    default: one per processor
 . "$(dirname "$0")/common.sh"
 
-list=$root/tests/cuda_emulation/mutations.txt
-jobs=${OUTRIDER_CHECK_JOBS:-$jobs}
+list=$root/tests/cuda_emulation/mutations.txt jobs=${OUTRIDER_CHECK_JOBS:-$jobs}
 export ASAN_OPTIONS=detect_leaks=0
 rm -rf "$work"
 mkdir -p "$work"
@@ -53,13 +52,10 @@ try() { # try NUMBER: writes what became of the mutation to NUMBER/result, and p
   printf '%3d %-24s %-60s %s\n' "$1" "$file" "$result" "$(head -n 1 <<<"$old" | sed 's/^ *//' | cut -c 1-80)"
 }
 reason() { # reason LOG: what a failed run says
-  if grep -qE 'AddressSanitizer|runtime error:' "$1"; then
-    echo sanitizers
-  elif grep -q '^cuda_emulation: ' "$1"; then
-    echo emulation
-  else
-    grep -q '[0-9]: ERROR: ' "$1" && echo values || echo 'crash or time'
-  fi
+  if grep -qE 'AddressSanitizer|runtime error:' "$1"; then echo sanitizers
+  elif grep -q '^cuda_emulation: ' "$1"; then echo emulation
+  elif grep -q '[0-9]: ERROR: ' "$1"; then echo values
+  else echo 'crash or time'; fi
 }
 
 chosen=()

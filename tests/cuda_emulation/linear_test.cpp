@@ -316,10 +316,10 @@ TEST_CASE("matmul: weights or activations alone may lie where no vector does") {
     const auto x = padded<float>(m, k).fill(random.uniforms());
     const stored<W> w(random, n, k);
     const padded<float> want = products(x, w.values, m, n, 1, [](std::size_t, std::size_t c) { return c; });
-    for (const auto& [of_x, of_w] : {layout_of_both{{0, 1}, {0, 0}}, {{1, 0}, {0, 0}}, {{0, 0}, {0, 1}}, {{0, 0}, {1, 0}}}) {
-      INFO("x: extra = ", of_x.extra, ", shift = ", of_x.shift, ", w: extra = ", of_w.extra, ", shift = ", of_w.shift);
-      device_rows<float> xs(m, k, of_x.extra, of_x.shift), out(m, n);
-      device_rows<W> ws(n, k / elements_of<W>, of_w.extra, of_w.shift);
+    for (const layout_of_both& lies : {layout_of_both{{0, 1}, {0, 0}}, {{1, 0}, {0, 0}}, {{0, 0}, {0, 1}}, {{0, 0}, {1, 0}}}) {
+      INFO("x: extra = ", lies.x.extra, ", shift = ", lies.x.shift, ", w: extra = ", lies.w.extra, ", shift = ", lies.w.shift);
+      device_rows<float> xs(m, k, lies.x.extra, lies.x.shift), out(m, n);
+      device_rows<W> ws(n, k / elements_of<W>, lies.w.extra, lies.w.shift);
       fill(xs, x, 0);
       w.lay_out(ws, 0);
       device::matmul<W>(q, out.view(), xs.view(), ws.weights());
