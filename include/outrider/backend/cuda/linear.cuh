@@ -119,6 +119,7 @@ __global__ void __launch_bounds__(detail::product_threads, detail::shape_of<W, V
   constexpr unsigned slab = 4 * detail::product_threads;  // columns between the quads of a thread: whole blocks of every format
   const unsigned first_row = blockIdx.x % tiles * Rows, first_output = blockIdx.x / tiles * outputs;
   const unsigned first_column = 4 * threadIdx.x, in_block = first_column % elements_of<W>;
+  const unsigned begin = x.cols == 0 ? 0 : first_column;  // rows without columns may lie nowhere
 
   // Where this thread reads next, advanced as it goes: addresses made afresh from row and column would cost as much as the products. Beyond
   // the last row or output the last one is computed again, and dropped.
@@ -127,12 +128,12 @@ __global__ void __launch_bounds__(detail::product_threads, detail::shape_of<W, V
 #pragma unroll
   for (unsigned r = 0; r < Rows; ++r) {
     const unsigned row = first_row + r;
-    x_at[r] = x.row(Rows == 1 ? row / rows_per_x : row < out.rows ? row : out.rows - 1) + first_column;
+    x_at[r] = x.row(Rows == 1 ? row / rows_per_x : row < out.rows ? row : out.rows - 1) + begin;
   }
 #pragma unroll
   for (unsigned o = 0; o < outputs; ++o) {
     const std::size_t output = first_output + o, existing = output < out.cols ? output : out.cols - 1;
-    w_at[o] = w.row(Rows == 1 ? choice(first_row, existing) : existing) + first_column / elements_of<W>;
+    w_at[o] = w.row(Rows == 1 ? choice(first_row, existing) : existing) + begin / elements_of<W>;
   }
 
   float sum[sums] = {};
