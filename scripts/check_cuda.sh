@@ -13,9 +13,12 @@ toolkit_from_pypi() { # PACKAGE…
 }
 nvcc=${CUDACXX:-$(command -v nvcc || true)}
 if [[ -z $nvcc ]]; then
-  toolkit_from_pypi 'nvidia-cuda-nvcc==13.*' 'nvidia-cuda-runtime==13.*' 'nvidia-cuda-cccl==13.*' 'nvidia-cublas==13.*'
+  # One release of the compiler, as the ceilings are those of its code. The packages have no names for the linker.
+  toolkit_from_pypi 'nvidia-cuda-nvcc==13.0.*' 'nvidia-cuda-crt==13.0.*' 'nvidia-nvvm==13.0.*' 'nvidia-cuda-runtime==13.0.*' \
+    'nvidia-cuda-cccl==13.0.*' 'nvidia-cublas==13.*'
   nvcc=$packages/bin/nvcc
   ln -sfn lib "$packages/lib64"
+  for library in "$packages"/lib/*.so.*; do ln -sf "${library##*/}" "${library%%.so.*}.so"; done
 fi
 cuobjdump=$(command -v cuobjdump || true)
 if [[ -z $cuobjdump ]]; then

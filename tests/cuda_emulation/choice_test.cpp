@@ -1,65 +1,20 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // The kernels of choice.cuh on the CPU, against the reference: ties, NaN, rows of one block and of many.
-#include "immediate_queue.hpp"
+#include "kernel_fixture.hpp"
 //
 #include <limits>
 #include <vector>
 
-#include "contract/fixture.hpp"
 #include "outrider/backend/cuda/choice.cuh"
 
 namespace {
 
-using namespace contract;
-using outrider::device_space;
+using namespace kernel_test;
 using outrider::pointwise_ops;
 using outrider::reference;
-namespace device = outrider::device;
 
-constexpr float infinity = std::numeric_limits<float>::infinity(), not_a_number = std::numeric_limits<float>::quiet_NaN();
 constexpr matrix_view<const token_id> no_ids{};
-
-/// The same memory as the device sees it. A vector made in one piece has no room beyond its end, so AddressSanitizer sees overruns.
-template <class T>
-matrix_view<T, device_space> on_device(matrix_view<T> v) {
-  return {v.data, v.rows, v.cols, v.stride};
-}
-template <class T>
-matrix_view<T, device_space> on_device(padded<T>& p) {
-  return on_device(p.view());
-}
-template <class T>
-matrix_view<const T, device_space> on_device(const padded<T>& p) {
-  return on_device(p.view());
-}
-
-/// One queue for all: its scratch memory is large.
-device::queue& the_queue() {
-  static device::queue q;
-  return q;
-}
-
-/// What op(queue, out) leaves in `out`, the same under every order of threads and blocks.
-template <class T, class Op>
-padded<T> result_of(const padded<T>& out, Op op, std::initializer_list<std::uint64_t> seeds = {1, 2, 3}) {
-  const auto once = [&](std::uint64_t seed) {
-    outrider::cuda_emulation::settings.seed = seed;
-    padded<T> result = out;
-    device::queue& q = the_queue();
-    op(q, result);
-    q.wait();
-    outrider::cuda_emulation::settings.seed = 0;
-    return result;
-  };
-  const padded<T> first = once(0);
-  for (const std::uint64_t seed : seeds) {
-    CAPTURE(seed);
-    CHECK(once(seed).same_elements(first));
-  }
-  CHECK(first.padding_untouched());
-  return first;
-}
 
 /// What a row may hold: numbers that differ, few values so that most tie, both zeros, NaN among numbers, and nothing but NaN or −∞.
 enum class kind { distinct, tied, zeros, some_nan, all_nan, all_infinite };

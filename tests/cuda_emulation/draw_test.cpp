@@ -2,7 +2,7 @@
 //
 // The kernels of draw.cuh on the CPU, against the sampler of the host. Both take the same logarithms here, so tokens are equal but where top-p
 // decides between sums that tie within roundings; random logits do not tie so closely.
-#include "immediate_queue.hpp"
+#include "kernel_fixture.hpp"
 //
 #include <algorithm>
 #include <cmath>
@@ -12,31 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include "contract/fixture.hpp"
 #include "outrider/backend/cuda/draw.cuh"
 #include "outrider/decode/sampler.hpp"
 
 namespace {
 
-using namespace contract;
-using outrider::device_space;
+using namespace kernel_test;
 using outrider::draw_rule;
 using outrider::reference;
 using outrider::sampling;
-namespace device = outrider::device;
-
-constexpr float infinity = std::numeric_limits<float>::infinity(), not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-template <class T>
-matrix_view<const T, device_space> on_device(const padded<T>& p) {
-  return {p.data(), p.rows(), p.cols(), p.view().stride};
-}
-
-/// One queue for all: its scratch memory is large.
-device::queue& the_queue() {
-  static device::queue q;
-  return q;
-}
 
 std::string describe(const draw_rule& rule) {
   return "temperature " + std::to_string(rule.temperature) + ", top_k " + std::to_string(rule.top_k) + ", top_p " +

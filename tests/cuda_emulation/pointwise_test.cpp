@@ -1,65 +1,19 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
 // The kernels of pointwise.cuh and norm.cuh on the CPU: against the reference, and the fused ops against the ops they stand for.
-#include "immediate_queue.hpp"
+#include "kernel_fixture.hpp"
 //
 #include <limits>
 #include <vector>
 
-#include "contract/fixture.hpp"
 #include "outrider/backend/cuda/pointwise.cuh"
 
 namespace {
 
-using namespace contract;
-using outrider::device_space;
+using namespace kernel_test;
 using outrider::int8_block;
 using outrider::pointwise_ops;
 using outrider::reference;
-namespace device = outrider::device;
-
-constexpr float infinity = std::numeric_limits<float>::infinity(), not_a_number = std::numeric_limits<float>::quiet_NaN();
-
-/// The same memory as the device sees it. A vector made in one piece has no room beyond its end, so AddressSanitizer sees overruns.
-template <class T>
-matrix_view<T, device_space> on_device(matrix_view<T> v) {
-  return {v.data, v.rows, v.cols, v.stride};
-}
-template <class T>
-matrix_view<T, device_space> on_device(padded<T>& p) {
-  return on_device(p.view());
-}
-template <class T>
-matrix_view<const T, device_space> on_device(const padded<T>& p) {
-  return on_device(p.view());
-}
-
-/// One queue for all: its scratch memory is large.
-device::queue& the_queue() {
-  static device::queue q;
-  return q;
-}
-
-/// What op(queue) leaves in `out`, the same under every order of threads and blocks.
-template <class Out, class Op>
-Out result_of(const Out& out, Op op) {
-  const auto once = [&](std::uint64_t seed) {
-    outrider::cuda_emulation::settings.seed = seed;
-    Out result = out;
-    device::queue& q = the_queue();
-    op(q, result);
-    q.wait();
-    outrider::cuda_emulation::settings.seed = 0;
-    return result;
-  };
-  const Out first = once(0);
-  for (const std::uint64_t seed : {1u, 2u, 3u}) {
-    CAPTURE(seed);
-    CHECK(once(seed).same_elements(first));
-  }
-  CHECK(first.padding_untouched());
-  return first;
-}
 
 /// Rows of blocks; what lies between them is as it was.
 class block_rows {
