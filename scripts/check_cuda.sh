@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 # The CUDA backend without a device: nvcc takes all headers it may meet and compiles the backend for every architecture of the preset, no
-# kernel spills registers or outgrows its ceiling of scripts/cuda_ceilings.txt, the programs link, and say in a sentence what is missing on a
-# machine like this. The toolkit: nvcc from CUDACXX, PATH or /usr/local/cuda, else from PyPI.
+# kernel spills registers or outgrows its ceiling of scripts/cuda_ceilings.txt, our programs and those of other projects link, and say in a
+# sentence what is missing on a machine like this. The toolkit: nvcc from CUDACXX, PATH or /usr/local/cuda, else from PyPI.
 . "$(dirname "$0")/common.sh"
 
 export PATH=$PATH:/usr/local/cuda/bin
@@ -66,12 +66,39 @@ awk '
     if (wrong) { printf "%s", wrong; exit 1 }
   }' "$root/scripts/cuda_ceilings.txt" "$work/kernels.txt" || fail "see above"
 
-# On a machine without a device programs say so and leave with 1.
+# Programs of other projects: installed, by hand, embedded.
+quietly() {
+  "$@" >"$work/log" 2>&1 && return
+  tail -n 30 "$work/log"
+  fail "failed: $*"
+}
+consumer=$root/tests/consumer/cuda prefix=$work/prefix
+rm -rf "$prefix" "$work"/{find_package,by_hand,add_subdirectory}
+quietly cmake -S "$root" -B "$work/package" -G Ninja -DCMAKE_INSTALL_PREFIX="$prefix" \
+  -DOUTRIDER_BUILD_EXAMPLES=OFF -DOUTRIDER_BUILD_TESTS=OFF -DOUTRIDER_BUILD_BENCH=OFF
+quietly cmake --install "$work/package"
+quietly cmake -S "$consumer" -B "$work/find_package" -G Ninja -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_ARCHITECTURES=80 -DCMAKE_PREFIX_PATH="$prefix"
+quietly cmake --build "$work/find_package"
+
+mkdir "$work/by_hand"
+flags=$(PKG_CONFIG_PATH=$prefix/share/pkgconfig pkg-config --cflags outrider)
+echo '#include <outrider/cuda_impl.cuh>' >"$work/by_hand/kernels.cu"
+quietly "$nvcc" -std=c++20 -arch=sm_80 -I"$prefix/include" -c "$work/by_hand/kernels.cu" -o "$work/by_hand/kernels.o"
+quietly $gxx -std=c++20 $flags -c "$consumer/main.cpp" -o "$work/by_hand/main.o"
+quietly "$nvcc" "$work/by_hand/main.o" "$work/by_hand/kernels.o" -lcublasLt -Xcompiler -fopenmp -o "$work/by_hand/on_device"
+
+quietly cmake -S "$consumer" -B "$work/add_subdirectory" -G Ninja -DCMAKE_CUDA_COMPILER="$nvcc" -DOUTRIDER="$root"
+
+# On a machine without a device programs say so and leave with 1; those of other projects leave as they wish, with 3.
+says_no_device() { # STATUS PROGRAM ARGUMENT…
+  local status=0
+  "${@:2}" >"$work/out" 2>&1 || status=$?
+  [[ $status == "$1" ]] && grep -q 'outrider: no CUDA device' "$work/out" || { cat "$work/out"; fail "${*:2}: exit status $status"; }
+}
 if ! command -v nvidia-smi >/dev/null || ! nvidia-smi >/dev/null 2>&1; then
-  for arguments in --devices '--backend cuda --prompt-ids 2'; do
-    status=0
-    "$build/examples/speculate" $arguments >"$work/out" 2>&1 || status=$?
-    [[ $status == 1 ]] && grep -q '^speculate: outrider: no CUDA device' "$work/out" || { cat "$work/out"; fail "speculate $arguments: exit status $status"; }
-  done
+  says_no_device 1 "$build/examples/speculate" --devices
+  says_no_device 1 "$build/examples/speculate" --backend cuda --prompt-ids 2
+  says_no_device 3 "$work/find_package/on_device"
+  says_no_device 3 "$work/by_hand/on_device"
 fi
 passed "$kernels kernels for $(cut -d' ' -f1 "$work/kernels.txt" | sort -u | tr '\n' ' ')"

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
+#include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -128,6 +129,7 @@ inline cudaError_t outcome(cudaError_t code) {
 }
 template <class Body>
 cudaError_t call_without_device(std::string_view function, Body body) {
+  const std::lock_guard lock(turn);
   if (function == runtime.fault.function && runtime.fault.after-- == 0) return outcome(std::exchange(runtime.fault, {}).code);
   return outcome(body());
 }
@@ -155,9 +157,13 @@ namespace outrider::cuda_emulation::cuda_names {
 
 inline const char* cudaGetErrorName(cudaError_t code) { return error_text_of(code).name; }
 inline const char* cudaGetErrorString(cudaError_t code) { return error_text_of(code).text; }
-inline cudaError_t cudaPeekAtLastError() { return runtime.failure.empty() ? runtime.last_error : cudaErrorLaunchFailure; }
+inline cudaError_t cudaPeekAtLastError() {
+  const std::lock_guard lock(turn);
+  return runtime.failure.empty() ? runtime.last_error : cudaErrorLaunchFailure;
+}
 inline cudaError_t cudaGetLastError() {
   const cudaError_t code = cudaPeekAtLastError();
+  const std::lock_guard lock(turn);
   runtime.last_error = cudaSuccess;
   return code;
 }

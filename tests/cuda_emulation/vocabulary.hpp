@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 #include <type_traits>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +25,9 @@ struct kernel_type {
   std::size_t most_dynamic_shared = 48 * 1024;  // until cudaFuncSetAttribute allows more
 };
 inline std::unordered_map<const void*, kernel_type> kernels;
+
+/// Held while a thread is in the emulation: threads take turns.
+inline std::mutex turn;
 
 // ---------------------------------------------------------------- mma_s8
 
@@ -148,6 +152,7 @@ template <class... Parameters>
 kernel_handle handle_of(void (*kernel)(Parameters...)) {
   static_assert((std::is_trivially_copyable_v<Parameters> && ...));
   const auto address = reinterpret_cast<const void*>(kernel);
+  const std::lock_guard lock(emu::turn);
   if (!emu::kernels.contains(address)) {
     const auto apply = [](const void* called, [[maybe_unused]] void* const* arguments) {
       [&]<std::size_t... i>(std::index_sequence<i...>) {
