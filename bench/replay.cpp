@@ -30,6 +30,7 @@ using nlohmann::json;
 struct pass {
   std::size_t position = 0, drafted = 0, accepted = 0, emitted = 0;
   double draft_seconds = 0, verify_seconds = 0;
+  std::size_t joint_drafts = 0;
 };
 using trace = std::vector<pass>;  // of one text
 
@@ -53,9 +54,12 @@ pass read_pass(const json& line, const std::string& where) {
          .accepted = count(line, "accepted", where),
          .emitted = count(line, "emitted", where),
          .draft_seconds = number(line, "draft_seconds", where),
-         .verify_seconds = number(line, "verify_seconds", where)};
+         .verify_seconds = number(line, "verify_seconds", where),
+         .joint_drafts = line.contains("joint_drafts") ? count(line, "joint_drafts", where) : 0};
   const auto told = [&](const char* key) { return "\"" + std::string(key) + "\" is " + line[key].dump(); };
-  if (p.drafted > max_draft_length) refuse(where + ": " + told("drafted") + ", a round has at most " + std::to_string(max_draft_length));
+  for (const char* key : {"drafted", "joint_drafts"})
+    if (line.contains(key) && line[key].get<double>() > max_draft_length)
+      refuse(where + ": " + told(key) + ", a round has at most " + std::to_string(max_draft_length));
   if (p.accepted > p.drafted) refuse(where + ": " + told("accepted") + ", but " + told("drafted"));
   if (p.emitted == 0 || p.emitted > p.accepted + 1)
     refuse(where + ": " + told("emitted") + ", a pass emits from 1 token to one more than accepted");
@@ -110,8 +114,8 @@ draft_costs costs_of(const std::vector<trace>& traces) {
   double draft_seconds = 0, drafts = 0;
   for (const trace& t : traces)
     for (const pass& p : t) {
-      if (p.verify_seconds > 0) seconds[p.drafted + 1].push_back(p.verify_seconds);
-      draft_seconds += p.draft_seconds, drafts += static_cast<double>(p.drafted);
+      if (p.verify_seconds > 0) seconds[(p.joint_drafts > 0 ? p.joint_drafts : p.drafted) + 1].push_back(p.verify_seconds);
+      if (p.joint_drafts == 0) draft_seconds += p.draft_seconds, drafts += static_cast<double>(p.drafted);
     }
   if (seconds[1].empty()) refuse("no pass without drafts has a time, so nothing tells what plain decoding costs; give --costs");
   draft_costs costs{.step = drafts > 0 ? draft_seconds / drafts : 0};

@@ -30,6 +30,7 @@ class trace_writer {
                                 {"accepted", record.accepted},
                                 {"emitted", record.emitted}};
     if (record.drafted != 0) line["source"] = source;
+    if (record.joint_drafts != 0) line["joint_drafts"] = record.joint_drafts;
     line["draft_seconds"] = record.draft_seconds;
     line["verify_seconds"] = record.verify_seconds;
     if (!record.confidence.empty()) line["confidence"] = record.confidence;

@@ -4,6 +4,7 @@
 #include <doctest/doctest.h>
 
 #include <cstddef>
+#include <filesystem>
 #include <initializer_list>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "cuda_emulation/emulation.hpp"
 #include "outrider/backend/cuda.hpp"
 #include "outrider/core/storage.hpp"
+#include "outrider/gemma4/load.hpp"
 #include "outrider/layers/head.hpp"
 
 namespace {
@@ -66,6 +68,7 @@ TEST_CASE_FIXTURE(fixture, "ops wait until somebody does, or a copy comes") {
   const std::size_t before = runtime.counters.launches;
   scale_often(ctx, x, 3, 2);
   CHECK(ctx.queue().kept() == 3);
+  CHECK(ctx.queue().launches() == 3);
   CHECK(runtime.counters.launches == before);
   CHECK(x.values() == std::vector<float>{8, 16});
   CHECK(ctx.queue().kept() == 0);
@@ -120,7 +123,9 @@ TEST_CASE_FIXTURE(fixture, "long lists go out in pieces, each a graph of its own
       scale_often(ctx, x, 1, 0.5f);
     }
     CHECK(ctx.queue().kept() < 128);
+    CHECK(ctx.queue().launches() == 300);
     ctx.wait();
+    CHECK(ctx.queue().launches() == 0);
   };
   pass();
   pass();
@@ -280,6 +285,20 @@ TEST_CASE_FIXTURE(fixture, "out of device memory: what was needed and what is fr
   CHECK_NOTHROW(buffer<float, device_space>(1000));
 }
 
+TEST_CASE_FIXTURE(fixture, "a model that does not fit on the device says what all of its weights need") {
+  const auto file = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "examples/data/tiny-kjv/gguf/target-q8_0.gguf";
+  const std::size_t before = runtime.objects;
+  for (const std::size_t mebibytes : std::initializer_list<std::size_t>{1, 3}) {
+    CAPTURE(mebibytes);
+    runtime.settings.total_memory = mebibytes << 20;
+    const std::string text = sentence(error_code::out_of_memory, [&] { static_cast<void>(gemma4::load_model<cuda>(file)); });
+    CAPTURE(text);
+    CHECK(has(text, "target-q8_0.gguf: its weights need "));
+    CHECK(has(text, (" MiB of device memory, " + std::to_string(mebibytes) + " MiB were free").c_str()));
+    CHECK(runtime.objects == before);
+  }
+}
+
 TEST_CASE_FIXTURE(fixture, "device memory is zero when it is new") {
   const buffer<float, device_space> memory(100);
   std::vector<float> values(100, 1);
@@ -301,6 +320,7 @@ TEST_CASE_FIXTURE(fixture, "no driver, no device, an old driver and an old devic
   runtime.settings.devices = 2;
   CHECK(cudaSetDevice(1) == cudaSuccess);
   CHECK(has(sentence(error_code::device_unavailable, [] { cuda_context ctx; }), "set to CUDA device 1"));
+  CHECK(has(sentence(error_code::device_unavailable, [] { buffer<float, device_space> memory(1); }), "set to CUDA device 1"));
   runtime.reset();
   runtime.settings.major = 7, runtime.settings.minor = 5;
   CHECK(has(sentence(error_code::device_unavailable, [] { cuda_context ctx; }), "compute capability 7.5, the CUDA backend needs 8.0"));

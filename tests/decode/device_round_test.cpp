@@ -13,6 +13,8 @@
 #include "outrider/decode/any_drafter.hpp"
 #include "outrider/decode/assistant_drafter.hpp"
 #include "outrider/decode/batch_decoder.hpp"
+#include "outrider/decode/cascade_drafter.hpp"
+#include "outrider/decode/ngram_drafter.hpp"
 #include "outrider/decode/speculative_decoder.hpp"
 #include "outrider/gemma4/batch.hpp"
 #include "outrider/gemma4/load.hpp"
@@ -80,7 +82,28 @@ const std::vector<token_id> prompt{2, 17, 90, 3, 44, 101, 7, 9, 65, 12, 33, 5};
 struct written {
   std::vector<token_id> tokens;
   std::vector<std::size_t> accepted;
-  bool operator==(const written&) const = default;
+  std::size_t joint_drafts = 0;  // made and verified at one go
+
+  bool operator==(const written& other) const { return tokens == other.tokens && accepted == other.accepted; }
+};
+
+/// A drafter that somebody else keeps.
+template <class D>
+struct borrowed {
+  static constexpr draft_needs needs = D::needs;
+  D* drafter;
+
+  template <class Target>
+  std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
+    return drafter->propose(target, request, out);
+  }
+  [[nodiscard]] bool may_draft_there(const draft_request& request) const requires requires(const D& d) { d.may_draft_there(request); }
+  { return std::as_const(*drafter).may_draft_there(request); }
+  template <class Target>
+    requires drafts_there<D, Target> std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count,
+                                                               token_id* ids) {
+      return drafter->propose_there(target, request, count, ids);
+    }
 };
 
 /// A pair on backend B, loaded from a golden model.
@@ -92,13 +115,23 @@ struct pair {
 
   template <class Sampler>
   written write(std::size_t drafts, Sampler sampler, generate_options options = {}) {
+    assistant_drafter<B> drafter(assistant, ctx);
+    return write_with(drafter, drafts, sampler, options);
+  }
+
+  template <class Drafter, class Sampler>
+  written write_with(Drafter& inner, std::size_t drafts, Sampler sampler, generate_options options = {}) {
     gemma4::session<B> text(target, ctx, {.max_draft = 6, .prompt_chunk = 5, .max_positions = 200});
-    any_drafter<gemma4::session<B>> drafter{assistant_drafter<B>(assistant, ctx)};
+    any_drafter<gemma4::session<B>> drafter{borrowed<Drafter>{&inner}};
     speculative_decoder decoder(text, drafter, sampler, fixed<max_draft_length>{});
     written result;
     options.max_new_tokens = 30;
     options.draft = drafts;
-    options.on_pass = [&](const round_record& r) { result.accepted.push_back(r.accepted); };
+    options.on_pass = [&](const round_record& r) {
+      result.accepted.push_back(r.accepted);
+      result.joint_drafts += r.joint_drafts;
+      CHECK((r.joint_drafts == 0 || (r.joint_drafts >= r.drafted && r.draft_seconds == 0)));
+    };
     decoder.generate(prompt, options, [&](token_id token) { result.tokens.push_back(token); });
     CHECK(std::vector<token_id>(text.tokens().begin() + static_cast<std::ptrdiff_t>(prompt.size()), text.tokens().end()) ==
           std::vector<token_id>(result.tokens.begin(), result.tokens.end() - 1));
@@ -203,9 +236,36 @@ TEST_CASE("a device that draws is waited for once a round, and no logits are cop
       const copy_count copied = counting_space::out<float>;
       const std::size_t waited = there.ctx.waits;
       const written text = there.write(drafts, sampling(options));
+      CHECK((text.joint_drafts > 0) == (drafts > 0));
       CHECK(there.ctx.waits - waited == 1 + text.accepted.size());  // the token behind the prompt is one more
       CHECK(counting_space::out<float>.elements == copied.elements);
     }
+}
+
+TEST_CASE("a device is waited for once a round as well where drafts come from the host, or from either") {
+  pair<reference> here("e2b");
+  pair<drawing> there("e2b");
+  assistant_drafter<reference> assistant_here(here.assistant, here.ctx);
+  assistant_drafter<drawing> assistant_there(there.assistant, there.ctx);
+  ngram_drafter n_grams({.max_ngram = 2, .min_ngram = 1});
+  cascade_drafter both_here(n_grams, assistant_here);
+  cascade_drafter both_there(n_grams, assistant_there);
+  for (const sampling_options& options : {sampling_options{}, sampling_options{.temperature = 0.3, .seed = 5}}) {
+    CAPTURE(options.temperature);
+    const auto waits_of = [&](auto& drafter, const written& want) {
+      const std::size_t waited = there.ctx.waits;
+      const written text = there.write_with(drafter, 4, sampling(options));
+      CHECK(text == want);
+      CHECK(there.ctx.waits - waited == 1 + text.accepted.size());
+      return text;
+    };
+    CHECK(waits_of(n_grams, here.write_with(n_grams, 4, sampling(options))).joint_drafts == 0);
+    CHECK(waits_of(both_there, here.write_with(both_here, 4, sampling(options))).joint_drafts > 0);
+  }
+  for (const std::size_t source : std::initializer_list<std::size_t>{0, 1}) {
+    CHECK(both_there.from(source).rounds > 0);
+    CHECK(both_there.from(source).rounds == both_here.from(source).rounds);
+  }
 }
 
 TEST_CASE("penalties need the host, also where a device could draw") {

@@ -203,6 +203,24 @@ TEST_CASE("times teach costs, whatever speed the machine has at the moment") {
   CHECK(costs.step() == doctest::Approx(truth.step).epsilon(.25));
 }
 
+TEST_CASE("rounds whose drafts nobody timed by themselves teach what both cost, and drafts count as free") {
+  const draft_costs truth = straight(.1, .4);
+  const auto joint = [&](std::size_t rows) { return truth.pass[rows] + truth.step * static_cast<double>(rows - 1); };
+  detail::running_costs costs(typical_draft_costs());
+  for (std::size_t i = 0; i < 400; ++i) {
+    const std::size_t rows = 1 + i % 5;
+    if (rows == 1)
+      costs.record_pass(1, .01);
+    else
+      costs.record_joint(rows, .01 * joint(rows));
+  }
+  CHECK(costs.step() == 0);
+  for (std::size_t m = 2; m <= 5; ++m) {
+    CAPTURE(m);
+    CHECK(costs.pass(m) == doctest::Approx(joint(m)).epsilon(.05));
+  }
+}
+
 TEST_CASE("confidences that tell right from wrong become a gate") {
   adaptive policy(straight(.02, .5));  // rows are dear
   std::array<float, max_draft_length> confidence{};

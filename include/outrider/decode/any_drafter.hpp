@@ -32,8 +32,8 @@ class any_drafter {
   }
   /// On a device, if the drafter inside can do without the host: see drafts_there.
   [[nodiscard]] bool may_draft_there(const draft_request& request) const { return drafter_->may_draft_there(request); }
-  void propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
-    drafter_->propose_there(target, request, count, ids);
+  std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
+    return drafter_->propose_there(target, request, count, ids);
   }
   /// Who made the last proposal, for traces; see source_of().
   [[nodiscard]] const char* source() const noexcept { return drafter_->source(); }
@@ -45,7 +45,7 @@ class any_drafter {
     virtual void reserve(std::size_t positions) = 0;
     virtual std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) = 0;
     [[nodiscard]] virtual bool may_draft_there(const draft_request& request) const = 0;
-    virtual void propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) = 0;
+    virtual std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) = 0;
     [[nodiscard]] virtual const char* source() const noexcept = 0;
   };
   template <class Drafter>
@@ -67,9 +67,12 @@ class any_drafter {
       else
         return false;
     }
-    void propose_there([[maybe_unused]] const Target& target, [[maybe_unused]] const draft_request& request,
-                       [[maybe_unused]] std::size_t count, [[maybe_unused]] token_id* ids) override {
-      if constexpr (drafts_there<Drafter, Target>) drafter.propose_there(target, request, count, ids);
+    std::size_t propose_there([[maybe_unused]] const Target& target, [[maybe_unused]] const draft_request& request,
+                              [[maybe_unused]] std::size_t count, [[maybe_unused]] token_id* ids) override {
+      if constexpr (drafts_there<Drafter, Target>)
+        return drafter.propose_there(target, request, count, ids);
+      else
+        return 0;
     }
     [[nodiscard]] const char* source() const noexcept override { return source_of(drafter); }
   };

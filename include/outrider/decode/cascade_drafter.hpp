@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <utility>
 
 #include "outrider/config.hpp"
 #include "outrider/decode/drafter.hpp"
@@ -63,18 +64,26 @@ class cascade_drafter {
   /// The draft of `first` if it has min_length tokens or fills `out`, else that of `second`, be it shorter.
   template <detail::suits_all<First, Second> Target>
   std::size_t propose(const Target& target, const draft_request& request, std::span<token_id> out) {
-    last_source_ = 0;
-    std::size_t count = first_->propose(target, request, out);
-    if (count < (std::min)(min_length_, out.size())) {
-      last_source_ = 1;
-      count = second_->propose(target, request, out);
-    }
-    if (count != 0) {
-      ++contributions_[last_source_].rounds;
-      contributions_[last_source_].drafted += count;
-    }
-    return count;
+    return ask_both(
+        out.size(), [&] { return first_->propose(target, request, out); }, [&] { return second_->propose(target, request, out); });
   }
+
+  /// On a device, where `second` guesses there; `first` guesses on the host, and its tokens lie where both sides reach them.
+  [[nodiscard]] bool may_draft_there(const draft_request& request) const requires requires(const Second& second) {
+    second.may_draft_there(request);
+  }
+  { return std::as_const(*second_).may_draft_there(request); }
+  template <detail::suits_all<First, Second> Target>
+    requires drafts_there<Second, Target> std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count,
+                                                                    token_id* ids) {
+      return ask_both(
+          count,
+          [&] {
+            const std::span<token_id> out(ids + 1, count);
+            return detail::up_to_no_token(out.first(first_->propose(target, request, out)), target.vocab_size());
+          },
+          [&] { return second_->propose_there(target, request, count, ids); });
+    }
 
   /// Whose answer the last proposal was: 0 the first, 1 the second. 0 before any.
   [[nodiscard]] std::size_t last_source() const noexcept { return last_source_; }
@@ -87,6 +96,21 @@ class cascade_drafter {
   }
 
  private:
+  template <class AskFirst, class AskSecond>
+  std::size_t ask_both(std::size_t wanted, AskFirst ask_first, AskSecond ask_second) {
+    last_source_ = 0;
+    std::size_t count = ask_first();
+    if (count < (std::min)(min_length_, wanted)) {
+      last_source_ = 1;
+      count = ask_second();
+    }
+    if (count != 0) {
+      ++contributions_[last_source_].rounds;
+      contributions_[last_source_].drafted += count;
+    }
+    return count;
+  }
+
   template <class D>
   [[nodiscard]] static constexpr const char* label_of([[maybe_unused]] const char* otherwise) noexcept {
     if constexpr (detail::has_name<D>)

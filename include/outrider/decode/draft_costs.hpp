@@ -107,6 +107,14 @@ class running_costs {
     step_ = step_seconds_ * std::exp(-level_[1]);
   }
 
+  /// A pass of `rows` and its drafts took `seconds` together. Nobody can tell the two apart: drafts are free from now on, and passes of more than
+  /// one row cost what both do.
+  void record_joint(std::size_t rows, double seconds) noexcept {
+    if (!is_time(seconds)) return;
+    record_pass(rows, seconds);
+    step_ = step_seconds_ = step_weight_ = 0;
+  }
+
  private:
   static constexpr std::size_t most_rows = max_draft_length + 1;
   static constexpr double clip = 0.25;         // the largest surprise taken at its word, in e-folds

@@ -102,8 +102,10 @@ class adaptive {
       credit_ -= planned_.cost - planned_.tokens;
     else if (round.drafted == 0)
       credit_ = (std::min)(credit_ + probe_share, most_credit);
-    costs_.record_pass(round.drafted + 1, round.verify_seconds);
-    costs_.record_steps(steps, round.draft_seconds);
+    if (round.joint_drafts > 0)
+      costs_.record_joint(round.joint_drafts + 1, round.verify_seconds);
+    else
+      costs_.record_pass(round.drafted + 1, round.verify_seconds), costs_.record_steps(steps, round.draft_seconds);
     if (round.drafted > 0 || gated) acceptance_.record(round, gated, planned_.bucket);
     since_plain_ = round.drafted == 0 ? 0 : since_plain_ + 1;
   }

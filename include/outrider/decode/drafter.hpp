@@ -49,13 +49,14 @@ concept drafter_for = drafter<D> && requires(D& d, const Target& target, const d
 
 /// A drafter on a device, whose guesses need not pass through the host, may also have
 ///   may_draft_there(request) -> bool               whether it can do what the request asks in this way
-///   propose_there(target, request, count, ids)     ids[1 … count] = guesses behind ids[0], all in the vocabulary; the ids lie in memory that
-///                                                  both sides reach, and the host waits before it reads them
+///   propose_there(target, request, count, ids) -> how many tokens n it will have guessed, 0 … count
+///       ids[1 … n] = guesses behind ids[0], all in the vocabulary; the ids lie in memory that both sides reach, and the host waits before it reads
+///       them
 template <class D, class Target>
 concept drafts_there = !host_accessible<space_of<typename Target::backend_type>> &&
                        requires(D & d, const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
   { std::as_const(d).may_draft_there(request) } -> std::same_as<bool>;
-  d.propose_there(target, request, count, ids);
+  { d.propose_there(target, request, count, ids) } -> std::same_as<std::size_t>;
 };
 
 /// A target whose memory backend B can read.
@@ -87,6 +88,11 @@ namespace detail {
 [[nodiscard]] inline std::size_t up_to_end(std::span<const token_id> guesses, std::span<const token_id> eos) noexcept {
   const auto end = std::find_first_of(guesses.begin(), guesses.end(), eos.begin(), eos.end());
   return static_cast<std::size_t>(end - guesses.begin()) + (end != guesses.end() ? 1 : 0);
+}
+/// How many leading guesses are tokens at all: a user's drafter may say "none" by an id outside the vocabulary.
+[[nodiscard]] inline std::size_t up_to_no_token(std::span<const token_id> guesses, std::size_t vocab_size) noexcept {
+  const auto is_none = [&](token_id id) { return id < 0 || static_cast<std::size_t>(id) >= vocab_size; };
+  return static_cast<std::size_t>(std::find_if(guesses.begin(), guesses.end(), is_none) - guesses.begin());
 }
 }  // namespace detail
 

@@ -4,7 +4,6 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
-#include <limits>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -53,10 +52,7 @@ round_record draft_round(const Target& target, Drafter& drafter, Sampler& sample
     }
     const std::span<token_id> guesses = std::span(b.rows).subspan(1, wanted);
     const std::size_t guessed = (std::min)(drafter.propose(target, request, guesses), wanted);
-    // Leading guesses that are tokens at all: a user's drafter may say "none" by an id outside the vocabulary.
-    while (record.drafted < guessed && guesses[record.drafted] >= 0 &&
-           static_cast<std::size_t>(guesses[record.drafted]) < target.vocab_size())
-      ++record.drafted;
+    record.drafted = up_to_no_token(guesses.first(guessed), target.vocab_size());
     record.confidence = std::span<const float>(request.confidence).first((std::min)(request.confidence.size(), record.drafted));
   }
   record.draft_seconds = text.now() - begin;
@@ -83,43 +79,55 @@ std::size_t verify_round(context_of<B>& ctx, matrix_for<float, B> logits, [[mayb
   return count_accepted(drafts.data(), picks.data(), drafted);
 }
 
-/// Whether a round can run on a device from the first draft to the last choice, and the host waits once. Drafter and sampler are asked at run
-/// time too.
-template <class Target, class Drafter, class Sampler>
-concept rounds_there = drafts_there<Drafter, Target> && picks_there<Sampler, typename Target::backend_type> &&
-    requires(Target& target, const Target& view, token_id* ids, std::size_t count) {
+/// Whether a round's tokens can be verified and chosen on a device in one go. Sampler and target are asked at run time too.
+template <class Target, class Sampler>
+concept rounds_there = !host_accessible<space_of<typename Target::backend_type>> && picks_there<Sampler, typename Target::backend_type> &&
+                       requires(Target & target, const Target& view, token_id* ids, std::size_t count) {
   { view.reads_ids_there() } -> std::same_as<bool>;
   target.verify_there(ids, count);
   target.name(std::span<const token_id>());
 };
 
-/// Such a round with `wanted` >= 1 drafts: rows, drafts and choices lie in memory that both sides reach. What comes behind a draft that ends
-/// the text was verified for nothing, and is not looked at.
+/// Such a round: rows, drafts and choices lie in memory that both sides reach, and the host waits once behind it, before that only for a drafter
+/// that does not draft there. What such a one drafts behind a token that ends the text was verified for nothing, and is not looked at.
 template <class Target, class Drafter, class Sampler, class Emit>
-round_record round_there(Target& target, Drafter& drafter, Sampler& sampler, const draft_request& request,
-                         const text_in_progress<Emit>& text, std::size_t wanted, round_buffers& b) {
+round_record round_there(Target& target, Drafter& drafter, Sampler& sampler, const draft_plan& plan, std::size_t wanted,
+                         const text_in_progress<Emit>& text, round_buffers& b) {
   using B = typename Target::backend_type;
-  round_record record{.position = text.tokens().size()};
-  const double begin = text.now();
-  const std::size_t rows = wanted + 1;
   auto& ctx = target.context();
+  const generate_options& options = text.options();
   const std::span<token_id> exchange = ctx.exchange();
-  OUTRIDER_ASSERT(2 * rows <= exchange.size());
-  token_id *const ids = exchange.data(), *const picks = ids + rows;
-  ids[0] = request.last();
-  drafter.propose_there(std::as_const(target), request, wanted, ids);
+  OUTRIDER_ASSERT(2 * (wanted + 1) <= exchange.size());
+  token_id* const ids = exchange.data();
+  double begin = text.now();
+  round_record record{.position = text.tokens().size()};
+  bool drafts_there_too = false;
+  if constexpr (drafts_there<Drafter, Target>) {
+    // A plan that only wants to know how sure the drafter is does without: that would take the host between any two drafts.
+    const draft_request request = request_for(text, plan, sampler);
+    drafts_there_too = wanted != 0 && std::as_const(drafter).may_draft_there(request);
+    if (drafts_there_too) {
+      ids[0] = request.last();
+      record.joint_drafts = drafter.propose_there(std::as_const(target), request, wanted, ids);
+    }
+  }
+  if (!drafts_there_too) {
+    record = draft_round(std::as_const(target), drafter, sampler, plan, wanted, text, b);
+    std::copy_n(b.rows.begin(), record.drafted + 1, ids);
+    begin = text.now();
+  }
+  const std::size_t drafts = (std::max)(record.drafted, record.joint_drafts), rows = drafts + 1;
+  token_id* const picks = ids + rows;
   target.verify_there(ids, rows);
-  if (!request.suppress.empty()) pointwise_ops<B>::mask(ctx, target.logits(), {}, request.suppress.data(), request.suppress.size());
-  sampler.template pick_there<B>(ctx, target.logits(), request.text.size(), picks);
+  if (!options.suppress.empty()) pointwise_ops<B>::mask(ctx, target.logits(), {}, options.suppress.data(), options.suppress.size());
+  sampler.template pick_there<B>(ctx, target.logits(), record.position, picks);
   ctx.wait();
   std::copy_n(ids, rows, b.rows.begin());
   std::copy_n(picks, rows, b.picks.begin());
   target.name(std::span<const token_id>(b.rows).first(rows));
-  record.drafted = up_to_end(std::span<const token_id>(b.rows).subspan(1, wanted), request.eos);
+  record.drafted = up_to_end(std::span<const token_id>(b.rows).subspan(1, drafts), options.eos);
   record.accepted = count_accepted(b.rows.data() + 1, b.picks.data(), record.drafted);
-  // Nobody watched the device between the two: to who learns costs, drafts are free and a pass of so many rows takes the whole time.
   record.verify_seconds = text.now() - begin;
-  if (record.verify_seconds > 0) record.draft_seconds = (std::numeric_limits<double>::min)();
   return record;
 }
 
@@ -186,13 +194,9 @@ class speculative_decoder {
 
   template <class Text>
   round_record draft_and_verify(Text& text, const draft_plan& plan, std::size_t wanted) {
-    if constexpr (detail::rounds_there<Target, Drafter, Sampler>) {
-      // A plan that only wants to know how sure the drafter is does without: that would take the host between any two drafts.
-      const draft_request request = detail::request_for(text, plan, sampler_);
-      if (wanted != 0 && sampler_.template may_pick_there<B>() && std::as_const(*drafter_).may_draft_there(request) &&
-          std::as_const(*target_).reads_ids_there())
-        return detail::round_there(*target_, *drafter_, sampler_, request, text, wanted, buffers_);
-    }
+    if constexpr (detail::rounds_there<Target, Sampler>)
+      if (sampler_.template may_pick_there<B>() && std::as_const(*target_).reads_ids_there())
+        return detail::round_there(*target_, *drafter_, sampler_, plan, wanted, text, buffers_);
     round_record record = detail::draft_round(std::as_const(*target_), *drafter_, sampler_, plan, wanted, text, buffers_);
     const double begin = text.now();
     target_->verify(std::span<const token_id>(buffers_.rows).first(record.drafted + 1));

@@ -15,7 +15,8 @@ struct round_record {
   std::size_t drafted = 0, accepted = 0;         // accepted: leading drafts that held
   std::size_t emitted = 0;                       // tokens it gave the text: accepted + 1, fewer where the text ended within
   bool doubted = false;                          // drafting ended at a token that the drafter gave less than the least confidence
-  double draft_seconds = 0, verify_seconds = 0;  // 0 where no clock runs; a round that a device runs as one is all `verify`
+  double draft_seconds = 0, verify_seconds = 0;  // 0 where no clock runs
+  std::size_t joint_drafts = 0;  // not 0: a device made and verified so many drafts at one go, and verify_seconds is the time of all of it
   std::span<const float> confidence = {};  // of each draft, 0 where the drafter says none; empty if nobody asked. Valid during the call
 };
 
@@ -26,8 +27,9 @@ struct statistics {
   std::size_t tokens = 0;         // emitted
   /// passes[k][m]: target passes with k drafts of which m were accepted and emitted; passes[0][0] are the plain ones.
   std::array<std::array<std::size_t, max_draft_length + 1>, max_draft_length + 1> passes{};
-  double prefill_seconds = 0, draft_seconds = 0, verify_seconds = 0;  // verify: target passes and choosing, plain ones included
-  double decode_seconds = 0;                                          // everything after the prompt, the caller's callback included
+  double prefill_seconds = 0, draft_seconds = 0,
+         verify_seconds = 0;  // verify: target passes, choosing and joint drafts, plain passes included
+  double decode_seconds = 0;  // everything after the prompt, the caller's callback included
 
   statistics& operator+=(const statistics& more) noexcept {
     texts += more.texts;

@@ -100,8 +100,12 @@ class weight_store {
   }
 
   /// Fills the matrices in groups handed out so far, or all of them where B's memory is not the host's, and gives the file's pages of them back
-  /// to the system.
+  /// to the system. Errors: out_of_memory, which names what all of them need and what was free; until then a device's lack of room is no error.
   void rearrange(const load_options& options) {
+    if constexpr (!in_file)
+      if (lacks_room_)
+        throw error(error_code::out_of_memory,
+                    source() + ": its weights need " + mebibytes(needed_) + " of device memory, " + mebibytes(free_before_) + " were free");
     if (tasks_.empty()) return;
     std::size_t done = 0, all = 0, told = 0;
     for (const task& t : tasks_) all += t.source.size();
@@ -122,11 +126,15 @@ class weight_store {
       const std::size_t group_bytes = t.source.size() / t.groups, piece = piece_bytes / (group_bytes + 1) + 1;
       for (std::size_t first = 0; first < t.groups; first += piece) {  // in pieces, so that progress is steady
         const std::size_t count = (std::min)(piece, t.groups - first);
-        const std::span<std::byte> room = room_for(t, first, count);
-        team->for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept {
-          t.fill(t, source, first + begin, first + end, room.data() + begin * t.group_bytes);
-        });
-        if constexpr (!in_file) space_copy<host_space, space_of<B>>::copy(t.out + first * t.group_bytes, room.data(), room.size());
+        if (t.fill) {
+          const std::span<std::byte> room = room_for(t, first, count);
+          team->for_ranges(count, 1, [&](std::size_t begin, std::size_t end) noexcept {
+            t.fill(t, source, first + begin, first + end, room.data() + begin * t.group_bytes);
+          });
+          if constexpr (!in_file) space_copy<host_space, space_of<B>>::copy(t.out + first * t.group_bytes, room.data(), room.size());
+        } else {
+          space_copy<host_space, space_of<B>>::copy(t.out + first * t.group_bytes, source + first * t.group_bytes, count * t.group_bytes);
+        }
         if (first + count < t.groups) tell(done + group_bytes * (first + count));
       }
       io::release_pages(t.source);
@@ -146,7 +154,7 @@ class weight_store {
   [[nodiscard]] float scalar(std::string_view name) const { return read_float(find(name, {1}), 0); }
 
   /// Floats the model computes itself (frequencies), kept with its weights.
-  [[nodiscard]] const float* keep(const std::vector<float>& values) { return keep_in(floats_, values); }
+  [[nodiscard]] const float* keep(const std::vector<float>& values) { return keep_in<float>(values); }
 
   /// A permutation of 0 … n - 1, stored as I32, I64 or whole F32 numbers in a tensor [n], viewed as [rows, n / rows].
   [[nodiscard]] matrix_for<const token_id, B> permutation(std::string_view name, std::size_t n, std::size_t rows) {
@@ -162,11 +170,11 @@ class weight_store {
       seen[static_cast<std::size_t>(id)] = true;
       ids[i] = static_cast<token_id>(id);
     }
-    return {keep_in(ids_, ids), rows, n / rows, n / rows};
+    return {keep_in<token_id>(ids), rows, n / rows, n / rows};
   }
 
  private:
-  /// A matrix to rearrange, or to copy, in which case a group is a row.
+  /// A matrix to rearrange, or to copy as it is, in which case `fill` is null and a group is a row.
   struct task {
     std::span<const std::byte> source;
     std::size_t alignment, rows, cols, groups, group_bytes;
@@ -195,11 +203,11 @@ class weight_store {
   }
 
   template <class T>
-  static const T* keep_in(std::vector<buffer<T, space_of<B>>>& kept, const std::vector<T>& values) {
-    buffer<T, space_of<B>> copy(values.size());
-    space_copy<host_space, space_of<B>>::copy(copy.data(), values.data(), values.size());
-    kept.push_back(std::move(copy));
-    return kept.back().data();
+  const T* keep_in(const std::vector<T>& values) {
+    const std::size_t bytes = values.size() * sizeof(T);
+    auto* const there = reinterpret_cast<T*>(in_file ? bytes_.emplace_back(bytes).data() : take(bytes));
+    if (there) space_copy<host_space, space_of<B>>::copy(there, values.data(), values.size());
+    return there;
   }
 
   /// The tensor where it lies, or where it will be copied. Weight is a variant of views into one space.
@@ -225,11 +233,7 @@ class weight_store {
       return weight_view<W>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
     } else {
       std::byte* const out = take(t.bytes.size());
-      if (!t.bytes.empty())
-        tasks_.push_back({t.bytes, 1, rows, cols, rows, t.bytes.size() / rows, out,
-                          [](const task& job, const std::byte* source, std::size_t begin, std::size_t end, std::byte* to) noexcept {
-                            std::memcpy(to, source + begin * job.group_bytes, (end - begin) * job.group_bytes);
-                          }});
+      if (!t.bytes.empty()) tasks_.push_back({t.bytes, 1, rows, cols, rows, t.bytes.size() / rows, out, nullptr});
       return weight_for<W, B>{reinterpret_cast<const W*>(out), rows, cols, cols / elements_of<W>};
     }
   }
@@ -260,13 +264,29 @@ class weight_store {
   }
 
   /// Zeroed memory of B, cut from slabs: matrices lie one behind the other, whatever their sizes, and the system can back them with large pages.
+  /// Memory of a device that nobody uses is lost, so there a large matrix has an allocation of its own; null, and noted, if it has no room.
   std::byte* take(std::size_t bytes) {
     bytes = divide_up(bytes, buffer_alignment) * buffer_alignment;
-    if (bytes > room_.size()) {
-      const std::size_t size = (std::max)(bytes, slab_bytes);
-      room_ = {bytes_.emplace_back(size).data(), size};
-      if constexpr (in_file) prefer_large_pages(room_);
+    if constexpr (in_file) {
+      if (bytes > room_.size()) prefer_large_pages(begin_slab((std::max)(bytes, slab_bytes)));
+      return take_from_slab(bytes);
+    } else {
+      if (needed_ == 0) free_before_ = space_limits<space_of<B>>::free_bytes();
+      needed_ += bytes;
+      if (lacks_room_) return nullptr;
+      try {
+        if (bytes >= device_slab_bytes / 2) return bytes_.emplace_back(bytes).data();
+        if (bytes > room_.size()) begin_slab(device_slab_bytes);
+        return take_from_slab(bytes);
+      } catch (const error& e) {
+        if (e.code() != error_code::out_of_memory) throw;
+        lacks_room_ = true;
+        return nullptr;
+      }
     }
+  }
+  std::span<std::byte> begin_slab(std::size_t bytes) { return room_ = {bytes_.emplace_back(bytes).data(), bytes}; }
+  std::byte* take_from_slab(std::size_t bytes) {
     std::byte* const taken = room_.data();
     room_ = room_.subspan(bytes);
     return taken;
@@ -320,6 +340,7 @@ class weight_store {
     return {error_code::tensor_mismatch,
             t.file + ": tensor '" + t.name + "' has elements of type " + std::string(io::name_of(t.type)) + ", allowed are " + allowed};
   }
+  static std::string mebibytes(std::size_t bytes) { return std::to_string(divide_up(bytes, std::size_t{1} << 20)) + " MiB"; }
   static std::string text(const std::vector<std::size_t>& shape) {
     std::string out = "[";
     for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);
@@ -327,17 +348,17 @@ class weight_store {
   }
 
   static constexpr std::size_t buffer_alignment = 256;  // the strictest of all devices
-  static constexpr std::size_t slab_bytes = 32 * 1024 * 1024, piece_bytes = 16 * 1024 * 1024;
+  static constexpr std::size_t slab_bytes = 32 * 1024 * 1024, device_slab_bytes = 4 * 1024 * 1024, piece_bytes = 16 * 1024 * 1024;
 
   std::shared_ptr<const io::tensor_set> tensors_;
   bool grouped_, has_groups_ = false;
   std::vector<task> tasks_;
-  std::vector<buffer<float, space_of<B>>> floats_;
-  std::vector<buffer<token_id, space_of<B>>> ids_;
   std::vector<buffer<std::byte, space_of<B>>> bytes_;
   std::vector<buffer<std::byte, host_space>> host_bytes_;  // of tensors at an address that is not legal for the processor
   buffer<std::byte, host_space> staging_;
-  std::span<std::byte> room_;  // what is left of the last slab
+  std::span<std::byte> room_;                 // what is left of the last slab
+  std::size_t needed_ = 0, free_before_ = 0;  // of a device's memory: by all that was handed out; before any of it
+  bool lacks_room_ = false;
 };
 
 }  // namespace outrider::gemma4

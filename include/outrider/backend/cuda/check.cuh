@@ -9,17 +9,18 @@
 
 namespace outrider::device {
 
-/// A call of CUDA that failed: what it was, where, and what CUDA calls it.
+/// A call of CUDA that failed: what it was, where, and what CUDA calls it; or a library's call, with the library's own word for it.
 struct failure {
   cudaError_t code = cudaSuccess;
   const char* call = "";
   const char* file = "";
   int line = 0;
+  const char* word = nullptr;
 
   [[nodiscard]] std::string text() const {
     const std::string_view path = file;
     return "outrider: CUDA: " + std::string(call) + " at " + std::string(path.substr(path.find_last_of('/') + 1)) + ":" +
-           std::to_string(line) + ": " + cudaGetErrorString(code) + " (" + cudaGetErrorName(code) + ")";
+           std::to_string(line) + ": " + (word ? word : std::string(cudaGetErrorString(code)) + " (" + cudaGetErrorName(code) + ")");
   }
 };
 

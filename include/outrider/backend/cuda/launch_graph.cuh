@@ -104,20 +104,8 @@ class launch_graph {
     if (failed.code == cudaSuccess) failed = OUTRIDER_CUDA_OUTCOME(cudaGraphInstantiate(&executable_, graph_, 0));
     list_ = list;
   }
-  launch_graph(launch_graph&& other) noexcept
-      : list_(std::move(other.list_)),
-        place_(other.place_),
-        nodes_(std::move(other.nodes_)),
-        graph_(std::exchange(other.graph_, nullptr)),
-        executable_(std::exchange(other.executable_, nullptr)) {}
-  launch_graph& operator=(launch_graph&& other) noexcept {
-    std::swap(list_, other.list_);
-    std::swap(place_, other.place_);
-    std::swap(nodes_, other.nodes_);
-    std::swap(graph_, other.graph_);
-    std::swap(executable_, other.executable_);
-    return *this;
-  }
+  launch_graph(const launch_graph&) = delete;
+  launch_graph& operator=(const launch_graph&) = delete;
   ~launch_graph() {
     if (executable_) static_cast<void>(cudaGraphExecDestroy(executable_));
     if (graph_) static_cast<void>(cudaGraphDestroy(graph_));

@@ -3,6 +3,9 @@
 // memory.hpp, carried out. Queues live on streams that wait for the default stream and it for them, so a plain cudaMemcpy comes after
 // everything that was sent before it and before everything that is sent after it.
 #pragma once
+#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
+#error "outrider's copies rely on the legacy default stream: compile this file without --default-stream per-thread"
+#endif
 #include <cstddef>
 #include <string>
 #include <vector>
@@ -44,7 +47,17 @@ namespace device {
 void send_kept() noexcept;
 void check_kept();
 
+/// Errors: device_unavailable. Memory, streams and launches belong to the device that the thread is set to.
+void require_first_device() {
+  int device = 0;
+  OUTRIDER_CUDA_CHECK(cudaGetDevice(&device));
+  if (device != 0)
+    throw error(error_code::device_unavailable, "outrider: this thread was set to CUDA device " + std::to_string(device) +
+                                                    ", and ops run on device 0; CUDA_VISIBLE_DEVICES says which one that is");
+}
+
 void* allocate(std::size_t bytes) {
+  require_first_device();
   void* memory = nullptr;
   const failure f = OUTRIDER_CUDA_OUTCOME(cudaMalloc(&memory, bytes));
   if (f.code == cudaErrorMemoryAllocation) {

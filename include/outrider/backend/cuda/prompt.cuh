@@ -81,9 +81,12 @@ void gemm_matmul(queue& q, rows<float> out, rows<const float> x, weights<bf16> w
            x.slice_rows(first, m));
     for (std::size_t column = 0; column < w.rows; column += most_cols) {
       const std::size_t n = w.rows - column < most_cols ? w.rows - column : most_cols;
-      gemm(q, products, parts, w.row(column), {3 * m, n, x.cols, x.cols, w.stride, n}, workspace, workspace_bytes);
-      launch(q, &join_products<threads>, dim3(static_cast<unsigned>(divide_up(n, threads)), static_cast<unsigned>(m)), threads, 0,
-             out.slice_rows(first, m).slice_cols(column, n), products);
+      const rows<float> tile = out.slice_rows(first, m).slice_cols(column, n);
+      if (gemm(q, products, parts, w.row(column), {3 * m, n, x.cols, x.cols, w.stride, n}, workspace, workspace_bytes))
+        launch(q, &join_products<threads>, dim3(static_cast<unsigned>(divide_up(n, threads)), static_cast<unsigned>(m)), threads, 0, tile,
+               products);
+      else
+        matmul<bf16>(q, tile, x.slice_rows(first, m), {w.row(column), n, w.cols, w.stride});
     }
   }
 }

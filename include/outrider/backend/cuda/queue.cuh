@@ -4,8 +4,9 @@
 #pragma once
 #include <algorithm>
 #include <cstddef>
+#include <exception>
+#include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,8 +27,10 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   token_id* exchange = nullptr;
   launch_list list;                  // not yet sent
   std::size_t sent = 0;              // lists since the last wait
+  std::size_t launches = 0;          // since the last wait()
   std::vector<std::size_t> seen;     // shapes of lists that were sent once
-  std::vector<launch_graph> graphs;  // of lists that came again, the last used one first
+  std::list<launch_graph> graphs;    // of lists that came again, the last used one first
+  std::vector<kernel_handle> large;  // kernels that were let have more than 48 KiB of shared memory
   failure failed;                    // the first since the last wait()
 
   bool may_use_graphs = true;
@@ -35,14 +38,11 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   /// A list goes out when somebody waits or when it is that long, so that the device begins while the rest of a pass is asked for.
   static constexpr std::size_t longest_list = 128, shortest_graph = 8, most_graphs = 256;
   static constexpr int most_shared_bytes = 99 * 1024;  // what every device since 8.0 gives a block
+  static constexpr failure no_host_memory{cudaErrorMemoryAllocation, "operator new", __FILE__, __LINE__};
 
   state() {
     const std::vector<cuda_device> devices = cuda_devices();
-    int device = 0;
-    OUTRIDER_CUDA_CHECK(cudaGetDevice(&device));
-    if (device != 0)
-      throw error(error_code::device_unavailable, "outrider: this thread was set to CUDA device " + std::to_string(device) +
-                                                      ", and ops run on device 0; CUDA_VISIBLE_DEVICES says which one that is");
+    require_first_device();
     if (const cuda_device& d = devices.front(); d.major < 8)
       throw error(error_code::device_unavailable, "outrider: " + d.name + " has compute capability " + std::to_string(d.major) + "." +
                                                       std::to_string(d.minor) + ", the CUDA backend needs 8.0 or later");
@@ -72,24 +72,36 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   /// Sends what is kept.
   void send() noexcept {
     if (list.size() == 0) return;
-    if (failed.code == cudaSuccess) remember(may_use_graphs && list.size() >= shortest_graph ? send_as_graph() : send_singly());
+    if (failed.code == cudaSuccess) try {
+        remember(may_use_graphs && list.size() >= shortest_graph ? send_as_graph() : send_singly());
+      } catch (const std::exception&) {
+        remember(no_host_memory);
+      }
     list.clear();
     ++sent;
+  }
+  /// Keeps a launch, and sends when there are many.
+  void keep(const call& c) noexcept {
+    try {
+      allow_shared(c.kernel, c.shared_bytes);
+      list.add(c);
+    } catch (const std::exception&) {
+      remember(no_host_memory);
+    }
+    ++launches;
+    if (list.size() == longest_list) send();
   }
   void remember(const failure& f) noexcept {
     if (failed.code == cudaSuccess) failed = f;
   }
 
-  /// Lets a kernel have more dynamic shared memory than 48 KiB. The limit belongs to the kernel, not to a queue, and is never lowered.
-  void allow_shared(kernel_handle kernel, std::size_t bytes) noexcept {
-    if (bytes <= 48 * 1024) return;
-    static std::mutex guard;
-    static std::vector<kernel_handle> allowed;
-    const std::lock_guard lock(guard);
-    if (std::find(allowed.begin(), allowed.end(), kernel) != allowed.end()) return;
+  /// Lets a kernel have more dynamic shared memory than 48 KiB. The limit belongs to the kernel, not to a queue, and is never lowered, so that
+  /// queues need not agree.
+  void allow_shared(kernel_handle kernel, std::size_t bytes) {
+    if (bytes <= 48 * 1024 || std::find(large.begin(), large.end(), kernel) != large.end()) return;
     const failure f = OUTRIDER_CUDA_OUTCOME(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most_shared_bytes));
     remember(f);
-    if (f.code == cudaSuccess) allowed.push_back(kernel);
+    if (f.code == cudaSuccess) large.push_back(kernel);
   }
 
  private:
@@ -145,14 +157,15 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
         graphs.pop_back();
       }
       failure f;
-      launch_graph graph(list, sent, f);
-      if (f.code != cudaSuccess) return f;
-      graphs.insert(graphs.begin(), std::move(graph));
-      found = graphs.begin();
+      found = graphs.emplace(graphs.begin(), list, sent, f);
+      if (f.code != cudaSuccess) {
+        graphs.pop_front();
+        return f;
+      }
     }
-    std::rotate(graphs.begin(), found, found + 1);
+    graphs.splice(graphs.begin(), graphs, found);
     const failure f = graphs.front().launch(list, stream);
-    if (f.code != cudaSuccess) graphs.erase(graphs.begin());
+    if (f.code != cudaSuccess) graphs.pop_front();
     return f;
   }
 };
@@ -179,9 +192,7 @@ void push(queue& q, const call& c) noexcept {
     }
     queue::state::remember_last(own.shared_from_this());
   }
-  own.allow_shared(c.kernel, c.shared_bytes);
-  own.list.add(c);
-  if (own.list.size() == queue::state::longest_list) own.send();
+  own.keep(c);
 }
 
 queue::queue() : state_(std::make_shared<state>()) {}
@@ -189,12 +200,13 @@ queue::~queue() = default;
 
 void queue::wait() {
   state_->send();
-  state_->sent = 0;
+  state_->sent = state_->launches = 0;
   state_->remember(OUTRIDER_CUDA_OUTCOME(cudaStreamSynchronize(state_->stream)));
   if (state::last() == state_) state::remember_last(nullptr);
   check(std::exchange(state_->failed, {}));
 }
 std::size_t queue::kept() const noexcept { return state_->list.size(); }
+std::size_t queue::launches() const noexcept { return state_->launches; }
 void queue::use_graphs(bool yes) noexcept { state_->may_use_graphs = yes; }
 void* queue::scratch() const noexcept { return state_->scratch; }
 token_id* queue::exchange() const noexcept { return state_->exchange; }

@@ -7,8 +7,8 @@
 
 namespace outrider::device {
 
-/// What a thread has asked the device for, in order. Launches are kept until there are many or somebody waits, and go out together: a list that
-/// has been seen before goes out as a CUDA graph in which only the arguments that changed are renewed, so that a draft step or a pass costs a few
+/// What a thread has asked the device for, in order. Launches are kept until there are many, somebody waits, memory is copied or given back, or
+/// another queue of the thread is used, and go out together: a list of some length that has been seen before goes out as a CUDA graph in which only the arguments that changed are renewed, so that a draft step or a pass costs a few
 /// calls of the driver.
 /// Several queues of one thread see each other's work as if they were one. A queue may go to another thread after wait(). Launching never
 /// fails: what goes wrong is remembered and thrown by wait(), or by the next copy.
@@ -27,6 +27,8 @@ class queue {
 
   /// Launches that were asked for and not sent yet.
   [[nodiscard]] std::size_t kept() const noexcept;
+  /// Launches that were asked for since the last wait().
+  [[nodiscard]] std::size_t launches() const noexcept;
 
   /// Whether lists that come again go out as graphs (they do, unless told otherwise). For measurements.
   void use_graphs(bool yes) noexcept;
