@@ -9,6 +9,6 @@ endfunction()
 
 outrider_add_check(check_warnings_gcc check_warnings gcc)
 outrider_add_check(check_warnings_clang check_warnings clang)
-foreach(check sanitizers fuzz cuda headers compile_fail odr consumers meson format layers readme doxygen)
+foreach(check sanitizers fuzz cuda cuda_mutations headers compile_fail odr consumers meson format layers readme doxygen)
   outrider_add_check(check_${check} check_${check})
 endforeach()

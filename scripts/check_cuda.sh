@@ -31,6 +31,11 @@ fi
 public_headers | grep -E '/(core|layers|gemma4|decode)/|/backend/(concepts|cuda|cuda/.*|ops|reference|traits)\.hpp' | sed 's/.*/#include "&"/' >"$work/headers.cu"
 "$nvcc" -std=c++20 -arch=sm_80 -Werror all-warnings -I"$root/include" -c "$work/headers.cu" -o "$work/headers.o" || fail "nvcc refuses a header"
 
+# The kernels of the documents.
+awk '/^```cuda/ { inside = 1; next } /^```/ { inside = 0 } inside' "$root/docs/using.md" >"$work/documents.cu"
+[[ -s $work/documents.cu ]] || fail "docs/using.md has no kernel"
+"$nvcc" -std=c++20 -arch=sm_80 -Werror all-warnings -I"$root/include" -c "$work/documents.cu" -o "$work/documents.o" || fail "nvcc refuses the kernel of docs/using.md"
+
 # Host code is not optimised: nothing of it runs for long here.
 build=$work/build log=$work/build.log
 cmake --preset cuda -S "$root" -B "$build" -DCMAKE_CUDA_COMPILER="$nvcc" -DCMAKE_CUDA_FLAGS=-Xptxas=-v \

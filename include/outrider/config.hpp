@@ -3,7 +3,7 @@
 #include <cstddef>
 
 #if defined(__GNUC__) && __cplusplus < 202002L
-#error "outrider: needs C++20, -std=c++20 (Meson: default_options: 'cpp_std=c++20')"
+#error "outrider: needs C++20, -std=c++20 (Meson: default_options: 'cpp_std=c++20'; a .cu under CMake before 3.26: -std=c++20 as an option)"
 #endif
 
 /// Marks a function that device code may call as well: core formulas shared by host and device carry it.

@@ -5,8 +5,8 @@ export LC_ALL=C.UTF-8
 
 usage() {
   cat <<'END'
-Everything that needs an NVIDIA device, in less than 8 minutes: builds, runs the tests of label gpu, decodes with the tiny pair under
-compute-sanitizer, and measures pairs of the shapes of E2B and 12B with random weights.
+Everything that needs an NVIDIA device, in less than 8 minutes: builds, runs the tests of label gpu, measures pairs of the shapes of E2B and
+12B with random weights, and decodes with the tiny pair under compute-sanitizer.
 
   tests/gpu/run.sh [--quick] [FOLDER] [-- CMAKE_ARGUMENT…]
 
@@ -37,11 +37,11 @@ while (($#)); do
       break
       ;;
     -*)
-      usage >&2
+      echo "run.sh: $1: there is no such option; --help lists them" >&2
       exit 2
       ;;
     *)
-      [[ -z $results ]] || { usage >&2; exit 2; }
+      [[ -z $results ]] || { echo "run.sh: $1: results go to one folder, and that is $results" >&2; exit 2; }
       results=$1
       ;;
   esac
@@ -52,11 +52,6 @@ fail() {
   echo "run.sh: $*" >&2
   exit 1
 }
-
-mkdir -p "${results:=$root/build/gpu-results}"
-results=$(cd "$results" && pwd)
-rm -f "$results"/{results,device-*}.json "$results"/{libraries,configure,build,tests,memcheck-*,racecheck-*,synccheck-*,device-*}.log "$results/tests.xml"
-cd "$root"
 
 names=() outcomes=() times=()
 remember() { # NAME OUTCOME SECONDS
@@ -127,6 +122,11 @@ export CUDACXX=$nvcc
 for tool in cmake ctest ninja c++; do
   command -v "$tool" >/dev/null || fail "$tool is missing"
 done
+# Earlier results go only now that there will be others.
+mkdir -p "${results:=$root/build/gpu-results}"
+results=$(cd "$results" && pwd)
+rm -f "$results"/{results,device-*}.json "$results"/{libraries,configure,build,tests,memcheck-*,racecheck-*,device-*}.log "$results/tests.xml"
+cd "$root"
 echo "== $device"
 echo "== $(grep release <<<"$version"), $nvcc"
 
@@ -162,25 +162,6 @@ step build 300 cmake --build --preset cuda --parallel "$(nproc)" || finish
 
 step tests 180 ctest --test-dir build/cuda -L gpu --no-tests=error --output-on-failure --output-junit "$results/tests.xml" || true
 
-sanitizer=$(PATH=$PATH:$(dirname "$nvcc"):/usr/local/cuda/bin command -v compute-sanitizer || true)
-pair=examples/data/tiny-kjv
-declare -A texts=(
-  [bf16]="--target $pair/target --assistant $pair/assistant"
-  [q4_0]="--target $pair/gguf/target-q4_0.gguf --assistant $pair/gguf/assistant-q8_0.gguf --kv bf16"
-  [q4_k_m]="--target $pair/gguf/target-q4_k_m.gguf --assistant $pair/gguf/assistant-q8_0.gguf --kv q8_0 --temperature 1 --top-k 40 --top-p 0.95"
-)
-for tool in memcheck racecheck synccheck; do
-  for text in bf16 q4_0 q4_k_m; do
-    if [[ -z $sanitizer ]]; then
-      not_run "$tool-$text" "compute-sanitizer is not installed"
-      continue
-    fi
-    # shellcheck disable=SC2086
-    step "$tool-$text" 60 "$sanitizer" --tool "$tool" --error-exitcode 1 \
-      build/cuda/examples/speculate --backend cuda ${texts[$text]} --draft 3 --max-new-tokens 8 --quiet || true
-  done
-done
-
 # MiB of device memory that a pair takes: weights, keys and values, and what is read to know the device's rate (4 GiB at most, given back).
 declare -A needed=([e2b-q4_0]=5000 [e2b-bf16]=12000 [12b-q4_0]=9000 [12b-bf16]=27000)
 for pair in e2b-q4_0 e2b-bf16 12b-q4_0 12b-bf16; do
@@ -191,5 +172,24 @@ for pair in e2b-q4_0 e2b-bf16 12b-q4_0 12b-bf16; do
   else
     step "device-$pair" 60 build/cuda/bench/device --shape "${pair%-*}" --weights "${pair#*-}" --json "$results/device-$pair.json" || true
   fi
+done
+
+sanitizer=$(PATH=$PATH:$(dirname "$nvcc"):/usr/local/cuda/bin command -v compute-sanitizer || true)
+pair=examples/data/tiny-kjv
+declare -A texts=(
+  [bf16]="--target $pair/target --assistant $pair/assistant"
+  [q4_0]="--target $pair/gguf/target-q4_0.gguf --assistant $pair/gguf/assistant-q8_0.gguf --kv bf16"
+  [q4_k_m]="--target $pair/gguf/target-q4_k_m.gguf --assistant $pair/gguf/assistant-q8_0.gguf --kv q8_0 --temperature 1 --top-k 40 --top-p 0.95"
+)
+for tool in memcheck racecheck; do
+  for text in bf16 q4_0 q4_k_m; do
+    if [[ -z $sanitizer ]]; then
+      not_run "$tool-$text" "compute-sanitizer is not installed"
+      continue
+    fi
+    # shellcheck disable=SC2086
+    step "$tool-$text" 60 "$sanitizer" --tool "$tool" --error-exitcode 1 \
+      build/cuda/examples/speculate --backend cuda ${texts[$text]} --draft 3 --max-new-tokens 8 --quiet || true
+  done
 done
 finish

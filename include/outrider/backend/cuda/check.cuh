@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "outrider/backend/cuda/device.cuh"
+#include "outrider/backend/cuda/memory.hpp"
 #include "outrider/error.hpp"
 
 namespace outrider::device {
@@ -31,6 +32,8 @@ inline void check(const failure& f) {
   switch (f.code) {
     case cudaErrorNoDevice:
     case cudaErrorInsufficientDriver:
+      static_cast<void>(cuda_devices());  // says it in a sentence
+      [[fallthrough]];
     case cudaErrorNoKernelImageForDevice:  // built for other devices than this one
       throw error(error_code::device_unavailable, f.text());
     case cudaErrorMemoryAllocation:

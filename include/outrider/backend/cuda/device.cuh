@@ -20,6 +20,9 @@
 #include <cuda_fp16.h>
 #include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
+#if CUDART_VERSION < 12040
+#error "outrider: the CUDA backend needs the CUDA Toolkit 12.4 or later"
+#endif
 
 #include <cstddef>
 #include <cstdint>

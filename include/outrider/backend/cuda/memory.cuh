@@ -3,9 +3,6 @@
 // memory.hpp, carried out. Queues live on streams that wait for the default stream and it for them, so a plain cudaMemcpy comes after
 // everything that was sent before it and before everything that is sent after it.
 #pragma once
-#if defined(CUDA_API_PER_THREAD_DEFAULT_STREAM)
-#error "outrider's copies rely on the legacy default stream: compile this file without --default-stream per-thread"
-#endif
 #include <cstddef>
 #include <string>
 #include <vector>
