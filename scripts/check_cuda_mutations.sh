@@ -27,7 +27,7 @@ build() { # build TEST DIRECTORY FLAGS…: the program DIRECTORY/TEST; headers i
   local test=$1 directory=$2 sources=("$root"/tests/cuda_emulation/"$1"*_test.cpp "$work/main.o")
   shift 2
   case $test in
-    backend | contract | decoding | prompts | queue) sources+=("$root/tests/cuda_emulation/emulated_cuda.cpp" -DOUTRIDER_EMULATED_DEVICE) ;;
+    backend | contract | decoding | faults | prompts | queue) sources+=("$root/tests/cuda_emulation/emulated_cuda.cpp" -DOUTRIDER_EMULATED_DEVICE) ;;
   esac
   nice "$gxx" -I"$directory" $(compile_flags) -I"$root/tests" -DOUTRIDER_SOURCE_DIR="\"$root\"" -O1 -ffp-contract=off -Wno-unknown-pragmas \
     "$@" "${sources[@]}" -o "$directory/$test" >"$directory/$test.log" 2>&1

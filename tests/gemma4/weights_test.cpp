@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <span>
@@ -14,6 +15,7 @@
 #include <variant>
 #include <vector>
 
+#include "../support/elsewhere_backend.hpp"
 #include "../support/refusal.hpp"
 #include "outrider/backend/reference.hpp"
 #include "outrider/core/dequantize.hpp"
@@ -182,6 +184,75 @@ TEST_CASE("stacked experts are kept in groups only if no group holds rows of two
   one_tensor<> whole(io::dtype::q8_0, {3, 32, 32}, 0, weight_form::grouped), odd(io::dtype::q8_0, {3, 24, 32}, 0, weight_form::grouped);
   CHECK(in_groups<outrider::q8_0>(whole.store.stacked("w", 3, 32, 32)));
   CHECK(std::holds_alternative<weight_view<outrider::q8_0>>(odd.store.stacked("w", 3, 24, 32)));
+}
+
+namespace {
+
+/// Tensors "w0", "w1", … of these types, [rows, 64], each with bytes of its own.
+template <class B>
+struct several_tensors {
+  std::vector<std::vector<std::byte>> bytes;
+  std::vector<typename outrider::gemma4::weight_store<B>::named_rows> parts;
+  outrider::gemma4::weight_store<B> store;
+
+  several_tensors(const std::vector<std::pair<io::dtype, std::size_t>>& made) : store(tensors(made), weight_form::preferred) {}
+
+  std::shared_ptr<const io::tensor_set> tensors(const std::vector<std::pair<io::dtype, std::size_t>>& made) {
+    std::vector<io::tensor> all;
+    for (const auto& [type, rows] : made) {
+      const std::vector<std::size_t> shape{rows, 64};
+      std::vector<std::byte>& own = bytes.emplace_back(io::byte_size(type, shape).value());
+      for (std::size_t i = 0; i < own.size(); ++i) own[i] = static_cast<std::byte>((7 * i + all.size()) % 64);
+      parts.push_back({"w" + std::to_string(all.size()), rows});
+      all.push_back({parts.back().name, type, shape, own, "x.gguf"});
+    }
+    return std::make_shared<io::tensor_set>("x.gguf", std::move(all), nullptr);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("matrices of one type that are copied anyway can be joined, and have the weights of all of them") {
+  several_tensors<with_int8> made({{io::dtype::q4_0, 32}, {io::dtype::q4_0, 16}, {io::dtype::q4_0, 48}});
+  const auto joined = made.store.joined(made.parts, 64);
+  REQUIRE(joined);
+  std::vector<outrider::weight<with_int8>> alone;
+  for (const auto& part : made.parts) alone.push_back(made.store.matrix(part.name, part.rows, 64));
+  made.store.rearrange({});
+  using grouped = outrider::grouped<outrider::q4_0>;
+  const auto all = std::get<weight_view<grouped>>(*joined);
+  CHECK(all.rows == 96);
+  const grouped* next = all.data;
+  for (const auto& weight : alone) {
+    const auto view = std::get<weight_view<grouped>>(weight);
+    CHECK(std::memcmp(next, view.data, view.groups() * view.stride * sizeof(grouped)) == 0);
+    next += view.groups() * view.stride;
+  }
+}
+
+TEST_CASE("on a device matrices as the file has them are joined, too") {
+  several_tensors<outrider::testing::elsewhere> made({{io::dtype::bf16, 16}, {io::dtype::bf16, 32}});
+  const auto joined = made.store.joined(made.parts, 64);
+  REQUIRE(joined);
+  made.store.rearrange({});
+  const auto all = std::get<weight_view<outrider::bf16, outrider::testing::counting_space>>(*joined);
+  CHECK(all.rows == 48);
+  std::vector<outrider::bf16> here(48 * 64);
+  outrider::space_copy<outrider::testing::counting_space, outrider::host_space>::copy(here.data(), all.data, here.size());
+  CHECK(std::memcmp(here.data(), made.bytes[0].data(), made.bytes[0].size()) == 0);
+  CHECK(std::memcmp(here.data() + 16 * 64, made.bytes[1].data(), made.bytes[1].size()) == 0);
+}
+
+TEST_CASE("matrices are not joined where they stay in the file, differ in type or would share a group") {
+  const std::size_t columns = 64;
+  several_tensors<reference> in_file({{io::dtype::bf16, 16}, {io::dtype::bf16, 16}});
+  CHECK(!in_file.store.joined(in_file.parts, columns));
+  several_tensors<with_int8> mixed({{io::dtype::q4_0, 16}, {io::dtype::q8_0, 16}}), odd({{io::dtype::q4_0, 16}, {io::dtype::q4_0, 24}});
+  CHECK(!mixed.store.joined(mixed.parts, columns));
+  CHECK(!odd.store.joined(odd.parts, columns));
+  mixed.parts[1].rows = 17;
+  CHECK(mentions(refusal(error_code::tensor_mismatch, [&] { static_cast<void>(mixed.store.joined(mixed.parts, columns)); }), "'w1'",
+                 "[16, 64]", "[17, 64]"));
 }
 
 TEST_CASE("tables whose rows are looked up, and matrices whose single rows are multiplied, are never rearranged") {

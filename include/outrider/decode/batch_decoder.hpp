@@ -202,6 +202,8 @@ class batch_decoder {
     for (running_text* t : rows_of_) t->pass_seconds = t->text.now();
     try {
       batch_->forward(entries_);
+      // What went wrong on a device went wrong for all of them.
+      if constexpr (requires { batch_->context().wait(); }) batch_->context().wait();
     } catch (...) {
       for (running_text* t : rows_of_) fail(*t);
       return;

@@ -76,7 +76,8 @@ class session {
 
   /// Processes and commits tokens, a chunk per pass. logits() and hidden() are then one row, that of the last token. Between two chunks
   /// go_on() is asked: if it says no, the chunks so far stay committed, logits() and hidden() are nothing, and the answer is false.
-  /// Precondition: at least one token, all in [0, V). Errors, before anything is written: context_full, out_of_memory.
+  /// Precondition: at least one token, all in [0, V). Errors, before anything is written: context_full, out_of_memory; on a device also what
+  /// goes wrong there, and then the chunks before stay committed.
   template <class GoOn>
   bool prefill(std::span<const token_id> tokens, GoOn&& go_on) {
     forget_pending();
@@ -88,6 +89,8 @@ class session {
       const std::size_t wanted = begin + m == tokens.size() ? 1 : 0;
       const auto chunk = tokens.subspan(begin, m);
       result_ = model_->forward(*ctx_, workspace_, cache_, chunk, wanted, row_kind::prompt);
+      // A device is only asked by then: keys are committed when they are there.
+      if constexpr (requires { ctx_->wait(); }) ctx_->wait();
       cache_.commit(m);
       tokens_.insert(tokens_.end(), chunk.begin(), chunk.end());
       begin += m;

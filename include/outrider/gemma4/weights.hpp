@@ -75,6 +75,32 @@ class weight_store {
   [[nodiscard]] weight<B> stacked(std::string_view name, std::size_t count, std::size_t rows, std::size_t cols) {
     return load(name, {count, rows, cols}, count * rows, cols, rows % group_rows == 0);
   }
+  /// Matrices [rows, cols] of the same columns one below the other, [Σ rows, cols]: one product for all that reads the same rows. None if they are
+  /// not to be copied, as a file has them apart, or are of several types, or if groups would hold rows of two. Errors: as for matrix().
+  struct named_rows {
+    std::string name;
+    std::size_t rows;
+  };
+  [[nodiscard]] std::optional<weight<B>> joined(std::span<const named_rows> parts, std::size_t cols) {
+    std::vector<tensor_rows> pieces;
+    bool alike = true;
+    for (const named_rows& part : parts) {
+      pieces.push_back({&find(part.name, {part.rows, cols}), part.rows});
+      alike = alike && pieces.back().tensor->type == pieces.front().tensor->type && part.rows % group_rows == 0;
+    }
+    std::optional<weight<B>> loaded;
+    if (!alike) return loaded;
+    const io::dtype type = pieces.front().tensor->type;
+    if (grouped_)
+      [&]<class... W>(type_list<grouped<W>...>) {
+        ((type == io::dtype_of<W> ? static_cast<void>(loaded = in_groups<W>(pieces, cols)) : void()), ...);
+      }(grouped_types{});
+    if constexpr (!in_file)
+      [&]<class... W>(type_list<W...>) {
+        ((!loaded && type == io::dtype_of<W> ? static_cast<void>(loaded = copied<W>(pieces, cols)) : void()), ...);
+      }(weight_types{});
+    return loaded;
+  }
   /// A matrix [rows, cols] as the file has it, for products with single rows.
   [[nodiscard]] stored_weight<B> stored_matrix(std::string_view name, std::size_t rows, std::size_t cols) {
     return as_stored<stored_weight<B>>(find(name, {rows, cols}), rows, cols);
@@ -183,6 +209,12 @@ class weight_store {
                  std::byte* to) noexcept;  // to: of group `begin`
   };
 
+  /// A tensor that is rows of a matrix.
+  struct tensor_rows {
+    const io::tensor* tensor;
+    std::size_t rows;
+  };
+
   const io::tensor& find(std::string_view name, const std::vector<std::size_t>& shape) const {
     const io::tensor& t = tensors_->at(name);
     if (t.shape != shape)
@@ -197,7 +229,7 @@ class weight_store {
     if (!grouped_ || !may_be_grouped) return as_stored<weight<B>>(t, rows, cols);
     std::optional<weight<B>> loaded;
     [&]<class... W>(type_list<grouped<W>...>) {
-      ((t.type == io::dtype_of<W> ? static_cast<void>(loaded = in_groups<W>(t, rows, cols)) : void()), ...);
+      ((t.type == io::dtype_of<W> ? static_cast<void>(loaded = in_groups<W>({{&t, rows}}, cols)) : void()), ...);
     }(grouped_types{});
     return loaded ? *std::move(loaded) : as_stored<weight<B>>(t, rows, cols);
   }
@@ -232,10 +264,22 @@ class weight_store {
       if (aligned.size() != 0) host_bytes_.push_back(std::move(aligned));
       return weight_view<W>{reinterpret_cast<const W*>(data), rows, cols, cols / elements_of<W>};
     } else {
-      std::byte* const out = take(t.bytes.size());
-      if (!t.bytes.empty()) tasks_.push_back({t.bytes, 1, rows, cols, rows, t.bytes.size() / rows, out, nullptr});
-      return weight_for<W, B>{reinterpret_cast<const W*>(out), rows, cols, cols / elements_of<W>};
+      return copied<W>({{&t, rows}}, cols);
     }
+  }
+
+  /// Memory for tensors, one below the other as they are, to be filled by rearrange().
+  template <class W>
+  weight_for<W, B> copied(const std::vector<tensor_rows>& pieces, std::size_t cols) {
+    const std::size_t row_bytes = cols / elements_of<W> * sizeof(W), rows = rows_of(pieces);
+    std::byte* const out = take(rows * row_bytes);
+    std::size_t offset = 0;
+    for (const tensor_rows& p : pieces) {
+      if (!p.tensor->bytes.empty())
+        tasks_.push_back({p.tensor->bytes, 1, p.rows, cols, p.rows, row_bytes, out ? out + offset : out, nullptr});
+      offset += p.rows * row_bytes;
+    }
+    return {reinterpret_cast<const W*>(out), rows, cols, cols / elements_of<W>};
   }
 
   /// `bytes`, or their copy in `copy` if they lie at an address that is legal in a file but not for the processor.
@@ -246,21 +290,31 @@ class weight_store {
     return copy.data();
   }
 
-  /// Memory for the tensor in groups, to be filled by rearrange().
+  /// The same in groups.
   template <class W>
-  weight_for<grouped<W>, B> in_groups(const io::tensor& t, std::size_t rows, std::size_t cols) {
+  weight_for<grouped<W>, B> in_groups(const std::vector<tensor_rows>& pieces, std::size_t cols) {
     has_groups_ = true;
-    const std::size_t groups = divide_up(rows, group_rows), records = cols / W::elements;
-    std::byte* const out = take(groups * records * sizeof(grouped<W>));
-    if (groups != 0)
-      tasks_.push_back({t.bytes, alignof(W), rows, cols, groups, records * sizeof(grouped<W>), out,
-                        [](const task& job, const std::byte* source, std::size_t begin, std::size_t end, std::byte* to) noexcept {
-                          const weight_view<W> w{reinterpret_cast<const W*>(source), job.rows, job.cols, job.cols / W::elements};
-                          auto* next = reinterpret_cast<grouped<W>*>(to);
-                          for (std::size_t g = begin; g < end; ++g, next += w.stride)
-                            group(next, w, g * group_rows, (std::min)(group_rows, w.rows - g * group_rows));
-                        }});
+    const std::size_t records = cols / W::elements, group_bytes = records * sizeof(grouped<W>), rows = rows_of(pieces);
+    std::byte* const out = take(divide_up(rows, group_rows) * group_bytes);
+    std::size_t offset = 0;
+    for (const tensor_rows& p : pieces) {
+      const std::size_t groups = divide_up(p.rows, group_rows);
+      if (groups != 0)
+        tasks_.push_back({p.tensor->bytes, alignof(W), p.rows, cols, groups, group_bytes, out ? out + offset : out,
+                          [](const task& job, const std::byte* source, std::size_t begin, std::size_t end, std::byte* to) noexcept {
+                            const weight_view<W> w{reinterpret_cast<const W*>(source), job.rows, job.cols, job.cols / W::elements};
+                            auto* next = reinterpret_cast<grouped<W>*>(to);
+                            for (std::size_t g = begin; g < end; ++g, next += w.stride)
+                              group(next, w, g * group_rows, (std::min)(group_rows, w.rows - g * group_rows));
+                          }});
+      offset += groups * group_bytes;
+    }
     return {reinterpret_cast<const grouped<W>*>(out), rows, cols, records};
+  }
+  static std::size_t rows_of(const std::vector<tensor_rows>& pieces) noexcept {
+    std::size_t rows = 0;
+    for (const tensor_rows& p : pieces) rows += p.rows;
+    return rows;
   }
 
   /// Zeroed memory of B, cut from slabs: matrices lie one behind the other, whatever their sizes, and the system can back them with large pages.

@@ -36,8 +36,12 @@ inline void check(const failure& f) {
       [[fallthrough]];
     case cudaErrorNoKernelImageForDevice:  // built for other devices than this one
       throw error(error_code::device_unavailable, f.text());
-    case cudaErrorMemoryAllocation:
-      throw error(error_code::out_of_memory, f.text());
+    case cudaErrorMemoryAllocation: {
+      std::size_t free = 0, total = 0;
+      const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
+      throw error(error_code::out_of_memory,
+                  f.text() + (known ? "; " + std::to_string(free >> 20) + " MiB of device memory are free" : ""));
+    }
     default:
       throw error(error_code::device_failed, f.text());
   }

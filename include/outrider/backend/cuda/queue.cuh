@@ -68,6 +68,8 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   static void remember_last(const std::shared_ptr<state>& used) {
     if (!is_thread_over()) remembered().used = used;
   }
+  /// What went wrong with a queue of this thread that is no more, once.
+  static failure left_behind() { return is_thread_over() ? failure{} : std::exchange(remembered().failed, {}); }
 
   /// Sends what is kept.
   void send() noexcept {
@@ -112,6 +114,7 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   }
   struct last_used {
     std::weak_ptr<state> used;
+    failure failed;  // of a queue that is no more
     ~last_used() { is_thread_over() = true; }
   };
   static last_used& remembered() {
@@ -122,7 +125,8 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   void end() noexcept {
     if (stream) {
       send();  // other queues may wait for it
-      static_cast<void>(cudaStreamSynchronize(stream));
+      remember(OUTRIDER_CUDA_OUTCOME(cudaStreamSynchronize(stream)));
+      if (failed.code != cudaSuccess && !is_thread_over()) remembered().failed = failed;
     }
     graphs.clear();
     if (passed) static_cast<void>(cudaEventDestroy(passed));
@@ -158,9 +162,10 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
       }
       failure f;
       found = graphs.emplace(graphs.begin(), list, sent, f);
-      if (f.code != cudaSuccess) {
+      if (f.code != cudaSuccess) {  // no room for it, for instance
         graphs.pop_front();
-        return f;
+        static_cast<void>(cudaGetLastError());
+        return send_singly();
       }
     }
     graphs.splice(graphs.begin(), graphs, found);
@@ -177,6 +182,7 @@ void send_kept() noexcept {
   }
 }
 void check_kept() {
+  check(queue::state::left_behind());
   if (const auto last = queue::state::last()) check(std::exchange(last->failed, {}));
 }
 
@@ -186,10 +192,12 @@ void push(queue& q, const call& c) noexcept {
   if (const auto last = queue::state::last(); last.get() != &own) {
     if (last) {
       last->send();
+      last->sent = 0;  // its lists begin anew, so that they are the same ones again
       last->remember(OUTRIDER_CUDA_OUTCOME(cudaEventRecord(last->passed, last->stream)));
       own.remember(OUTRIDER_CUDA_OUTCOME(cudaStreamWaitEvent(own.stream, last->passed, 0)));
       own.remember(std::exchange(last->failed, {}));
     }
+    own.remember(queue::state::left_behind());
     queue::state::remember_last(own.shared_from_this());
   }
   own.keep(c);
@@ -201,6 +209,7 @@ queue::~queue() = default;
 void queue::wait() {
   state_->send();
   state_->sent = state_->launches = 0;
+  state_->remember(state::left_behind());
   state_->remember(OUTRIDER_CUDA_OUTCOME(cudaStreamSynchronize(state_->stream)));
   if (state::last() == state_) state::remember_last(nullptr);
   check(std::exchange(state_->failed, {}));

@@ -22,7 +22,8 @@ class queue {
   queue& operator=(const queue&) = delete;
   ~queue();
 
-  /// Until all that was asked for is done. Errors: device_failed, from anything since the last wait().
+  /// Until all that was asked for is done. Errors: device_failed, from anything that this thread has asked for since the last wait(), of this queue
+  /// or of one used before it. Each failure is thrown once.
   void wait();
 
   /// Launches that were asked for and not sent yet.
