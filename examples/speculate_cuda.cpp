@@ -4,6 +4,7 @@
 #if defined(OUTRIDER_CUDA)
 #include <iomanip>
 #include <iostream>
+#include <stdexcept>
 #include <vector>
 
 #include "outrider/backend/cuda.hpp"
@@ -27,6 +28,7 @@ void print_devices() {
     std::cout << i << ": " << d.name << ", compute capability " << d.major << "." << d.minor << ", " << d.multiprocessors
               << " multiprocessors, " << std::fixed << std::setprecision(1) << static_cast<double>(d.memory) / (1 << 30) << " GiB\n";
   }
+  if (!std::cout.flush()) throw std::runtime_error("standard output cannot be written");
 }
 
 #else

@@ -45,7 +45,7 @@ class trace_writer {
  private:
   void write(const nlohmann::ordered_json& line) { out_ << line.dump() << '\n'; }
   void check() const {
-    if (!out_) throw std::runtime_error(name_ + ": cannot be written");
+    if (!out_) throw std::runtime_error("'" + name_ + "': cannot be written");
   }
   std::string name_;
   std::ofstream out_;

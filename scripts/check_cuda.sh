@@ -20,6 +20,7 @@ if [[ -z $nvcc ]]; then
   ln -sfn lib "$packages/lib64"
   for library in "$packages"/lib/*.so.*; do ln -sf "${library##*/}" "${library%%.so.*}.so"; done
 fi
+[[ -x $(command -v "$nvcc") ]] || fail "$nvcc, from CUDACXX, is no program"
 cuobjdump=$(command -v cuobjdump || true)
 if [[ -z $cuobjdump ]]; then
   toolkit_from_pypi 'nvidia-cuda-cuobjdump==13.*'

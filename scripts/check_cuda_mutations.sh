@@ -58,6 +58,11 @@ reason() { # reason LOG: what a failed run says
   else echo 'crash or time'; fi
 }
 
+for argument; do
+  [[ $argument =~ ^[0-9]+$ && $argument -ge 1 && $argument -le $number ]] || [[ " ${files[*]} " == *" $argument "* ]] ||
+    fail "$argument is neither a mutation, 1 to $number, nor a header that one changes"
+done
+[[ $jobs =~ ^[1-9][0-9]*$ ]] || fail "OUTRIDER_CHECK_JOBS is '$jobs', not a number from 1 on"
 chosen=()
 for ((i = 1; i <= number; ++i)); do
   (($# == 0)) || [[ " $* " == *" $i "* || " $* " == *" ${files[i]} "* ]] || continue

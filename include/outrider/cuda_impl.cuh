@@ -3,12 +3,14 @@
 // The kernels of the CUDA backend, for exactly one .cu of a program. CMake's outrider::cuda_backend has it.
 #pragma once
 #include "outrider/backend/concepts.hpp"
+#include "outrider/backend/cuda/append.cuh"
 #include "outrider/backend/cuda/attention.cuh"
 #include "outrider/backend/cuda/choice.cuh"
 #include "outrider/backend/cuda/draw.cuh"
 #include "outrider/backend/cuda/int8.cuh"
 #include "outrider/backend/cuda/linear.cuh"
 #include "outrider/backend/cuda/memory.cuh"
+#include "outrider/backend/cuda/norm.cuh"
 #include "outrider/backend/cuda/pointwise.cuh"
 #include "outrider/backend/cuda/prompt.cuh"
 #include "outrider/backend/cuda/queue.cuh"
@@ -53,8 +55,10 @@ OUTRIDER_CUDA_INT8(iq4_nl)
 OUTRIDER_CUDA_INT8(iq4_xs)
 #undef OUTRIDER_CUDA_INT8
 
-#define OUTRIDER_CUDA_ATTENTION(Kv)                                                                                    \
-  template void append(queue&, kv_view<Kv, device_space>, rows<const float>, rows<const float>, std::size_t) noexcept; \
+#define OUTRIDER_CUDA_ATTENTION(Kv)                                                                                       \
+  template void append(queue&, kv_view<Kv, device_space>, rows<const float>, rows<const float>, std::size_t) noexcept;    \
+  template void norm_append(queue&, kv_view<Kv, device_space>, rows<const float>, rows<const float>, const float*, float, \
+                            rows<const float>, rows<const float>, std::size_t) noexcept;                                  \
   template void attend(queue&, rows<float>, rows<const float>, kv_view<const Kv, device_space>, key_window) noexcept;
 OUTRIDER_CUDA_ATTENTION(float)
 OUTRIDER_CUDA_ATTENTION(bf16)

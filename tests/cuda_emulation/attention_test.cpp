@@ -20,8 +20,9 @@ using outrider::key_window;
 using outrider::kv_view;
 using outrider::q8_0;
 using outrider::reference;
-using outrider::device::key_spans;
+using outrider::device::head_parts;
 using outrider::device::rows;
+using outrider::device::span_lengths;
 namespace emu = outrider::cuda_emulation;
 
 using stored_types = outrider::type_list<float, bf16, f16, q8_0>;
@@ -100,6 +101,8 @@ struct drawn_keys {
     for (std::size_t p = first; p < last; ++p)
       for (std::size_t c = 0; c < h * d; ++c) keys(p, c) = key(p), values(p, c) = value(p);
   }
+  /// The elements of a position.
+  [[nodiscard]] static float* view_of(padded<float>& of, std::size_t position) { return of.view().row(position); }
   template <class Kv>
   [[nodiscard]] cache_memory<Kv> stored(bool ring, std::size_t slots) const {
     cache_memory<Kv> memory(ring, slots, heads, head_dim);
@@ -156,29 +159,6 @@ double uniform_bound(std::size_t d, std::size_t n, double largest) {
 }
 template <class Kv>
 inline constexpr double largest_stored = block_format<Kv> ? 1 + 0x1p-11 : 1;
-
-// ------------------------------------------------------------------------------------------------ cuts
-
-TEST_CASE("spans hold every position a row sees, once, and are cut at multiples of their length") {
-  for (const std::size_t begin : sizes{0, 1, 15, 16, 17, 1000, 70000})
-    for (const std::size_t n : sizes{0, 1, 15, 16, 17, 512, 513, 2032, 2033, 8128, 8192, 100000, 1 << 20}) {
-      CAPTURE(begin);
-      CAPTURE(n);
-      const key_spans spans(key_window{begin + n, n}, 0), later(key_window{begin, n}, n);
-      CHECK(spans.count() == later.count());  // the same positions, as the only row of a pass or far down in one
-      CHECK(spans.length % 16 == 0);
-      CHECK(spans.count() <= 128);
-      CHECK((spans.count() == 0) == (n == 0));
-      if (n == 0) continue;
-      CHECK(spans.first(0) == begin);
-      CHECK(spans.first(spans.count()) == begin + n);
-      for (std::size_t i = 1; i < spans.count(); ++i) {
-        CHECK(spans.first(i) > spans.first(i - 1));
-        CHECK(spans.first(i) % spans.length == 0);
-        CHECK(spans.first(i) == later.first(i));
-      }
-    }
-}
 
 // ------------------------------------------------------------------------------------------------ append
 
@@ -372,29 +352,130 @@ TEST_CASE("a row has the bits it has alone: among others, in either layout, unde
   });
 }
 
-TEST_CASE("rows that go through the queue's memory in pieces have the bits they have alone") {
+/// Every row of a pass, alone and as one of the first of a shorter pass.
+template <class Kv>
+void check_rows_alone(const padded<float>& q, const cache_memory<Kv>& cache, key_window window) {
+  const auto together = attend(q, cache, window);
+  for (const std::size_t rows : {std::size_t{1}, std::size_t{3}})
+    for (std::size_t r = 0; r + rows <= q.rows(); ++r) {
+      padded<float> some(rows, q.cols(), 5);
+      for (std::size_t i = 0; i < rows; ++i) std::copy(q.row(r + i), q.row(r + i) + q.cols(), some.view().row(i));
+      const auto got = attend(some, cache, {window.first_end + r, window.width});
+      for (std::size_t i = 0; i < rows; ++i) {
+        INFO("row ", r + i, " of a pass of ", rows, " from ", r);
+        CHECK(same_bits(got.row(i), together.row(r + i), q.cols()));
+      }
+    }
+}
+
+TEST_CASE("rows that share blocks have the bits they have alone, wherever their windows and spans begin and end") {
+  constexpr std::uint64_t seed = 1607;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  const auto draw = [&](std::size_t) { return random.uniform(); };
+  for_each_type(stored_types{}, [&]<class Kv>() {
+    for (const std::size_t d : sizes{32, 64})
+      for (const heads_case& heads : {heads_case{1, 1}, heads_case{4, 2}, heads_case{3, 1}, heads_case{3, 2}})
+        for (const std::size_t width : {std::size_t{0}, std::size_t{1}, std::size_t{5}, std::size_t{40}, key_window::unlimited}) {
+          constexpr std::size_t m = 9;
+          const std::size_t start = random.below(50);
+          INFO("d = ", d, ", q_heads = ", heads.q_heads, ", kv_heads = ", heads.kv_heads, ", width = ", width, ", start = ", start);
+          const drawn_keys drawn(0, start + m, heads.kv_heads, d, draw, draw);
+          check_rows_alone(padded<float>(m, heads.q_heads * d, 1).fill(random.uniforms()), drawn.stored<Kv>(false, start + m),
+                           {start + 1, width});
+        }
+  });
+}
+
+TEST_CASE("rows that share blocks have the bits they have alone in spans of several tiles") {
+  constexpr std::uint64_t seed = 1608;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  // The spans in which the rows begin outweigh all others.
+  const auto key = [&](std::size_t p) { return p < 288 ? random.uniform() : -1.0f; };
+  const drawn_keys drawn(0, 17010, 1, 64, key, [&](std::size_t) { return random.uniform(); });
+  const auto cache = drawn.stored<bf16>(false, 17010);
+  const auto q = padded<float>(4, 2 * 64).fill([&] { return std::abs(random.uniform()); });
+  // Spans of 144 keys, which rows begin at either end of a tile and of a span.
+  for (const std::size_t begin : sizes{141, 144 + 62, 0}) check_rows_alone(q, cache, {begin + 17000 - 300, 17000 - 300});
+}
+
+TEST_CASE("a pass in which spans become longer has the bits of its rows") {
+  constexpr std::uint64_t seed = 1609;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  const auto draw = [&](std::size_t) { return random.uniform(); };
+  constexpr std::size_t heads = 64, d = 64, m = 6;  // heads for 16 spans at a time
+  const span_lengths length(head_parts(heads, heads), d);
+  REQUIRE(length(256) != length(257));
+  const auto cache = drawn_keys(0, 253 + m, heads, d, draw, draw).stored<bf16>(false, 253 + m);
+  check_rows_alone(padded<float>(m, heads * d).fill(random.uniforms()), cache, {254, key_window::unlimited});
+}
+
+TEST_CASE("what a row does not see does not reach it, not even as a number that is none, or as the sign of a zero") {
+  const float nan = std::numeric_limits<float>::quiet_NaN(), infinity = std::numeric_limits<float>::infinity();
+  constexpr std::size_t m = 4, start = 44, width = 29;  // the first row sees a whole span from 16 on, the last one up to 48
+  for (const std::size_t d : sizes{8, 64})
+    for (const float bad : {nan, infinity, -infinity}) {
+      CAPTURE(bad);
+      const auto key = [](std::size_t) { return 0.0f; };
+      const auto value = [](std::size_t p) { return static_cast<float>(p); };
+      drawn_keys drawn(0, start + m, 1, d, key, value);
+      const auto q = padded<float>(m, 2 * d).fill([] { return 1.0f; });
+      const auto want = attend(q, drawn.stored<float>(false, start + m), {start + 1, width});
+      for (std::size_t p = 0; p < start + m; ++p) {  // where row 1 does not look
+        if (p + width >= start + 2 && p < start + 2) continue;
+        std::fill_n(drawn.view_of(drawn.keys, p), d, bad);
+        std::fill_n(drawn.view_of(drawn.values, p), d, bad);
+      }
+      const auto got = attend(q, drawn.stored<float>(false, start + m), {start + 1, width});
+      CHECK(same_bits(got.row(1), want.row(1), 2 * d));
+      CHECK(std::isnan(got(0, 0)));
+    }
+  // Products that round to a zero below: + 0 · value would make it one above.
+  drawn_keys drawn(
+      0, start + m, 1, 64, [](std::size_t p) { return p % 16 == 0 ? 40.0f : -40.0f; },
+      [](std::size_t p) { return p % 2 == 0 ? -1e-45f : 1.0f; });
+  check_rows_alone(padded<float>(m, 64).fill([] { return 0.01f; }), drawn.stored<float>(false, start + m), {start + 1, width});
+}
+
+TEST_CASE("passes that go through the queue's memory in pieces of some rows or some heads have the same bits") {
   constexpr std::uint64_t seed = 1606;
   CAPTURE(seed);
   random_numbers random(seed);
   const auto draw = [&](std::size_t) { return random.uniform(); };
-  constexpr std::size_t q_heads = 4, begin = 40, keys = 100, m = 11, spans = 8;
+  constexpr std::size_t begin = 40, keys = 100, m = 11, spans = 8;
   const key_window window{begin + keys, keys};
-  for (const std::size_t d : sizes{8, 64}) {
-    const auto cache = drawn_keys(begin, begin + keys + m, 2, d, draw, draw).stored<bf16>(false, begin + keys + m);
-    const auto q = padded<float>(m, q_heads * d).fill(random.uniforms());
-    const auto whole = attend(q, cache, window);
-    const std::size_t row_bytes = spans * q_heads * (d + 2) * sizeof(float);
-    auto* const memory = static_cast<unsigned char*>(queue().scratch());
-    for (const std::size_t rows : sizes{1, 2, 3, 5, 10, 11}) {
-      INFO("d = ", d, ", rows = ", rows);
-      const std::size_t bytes = rows * row_bytes + 4;
-      std::fill(memory + bytes, memory + (m + 1) * row_bytes, static_cast<unsigned char>(0x6b));
-      padded<float> got(m, q_heads * d, 3);
-      outrider::device::attend_within<bf16>(bytes, queue(), there(got.view()), there(q.view()), cache.there(), window);
-      check_same(got, whole);
-      CHECK(std::all_of(memory + bytes, memory + (m + 1) * row_bytes, [](unsigned char byte) { return byte == 0x6b; }));
+  for (const heads_case& heads : {heads_case{4, 2}, heads_case{16, 1}, heads_case{5, 3}, heads_case{6, 6}})
+    for (const std::size_t d : sizes{8, 64}) {
+      const auto cache = drawn_keys(begin, begin + keys + m, heads.kv_heads, d, draw, draw).stored<bf16>(false, begin + keys + m);
+      const auto q = padded<float>(m, heads.q_heads * d).fill(random.uniforms());
+      const auto whole = attend(q, cache, window);
+      const std::size_t query_bytes = spans * (d + 2) * sizeof(float), most = (m + 8) * (heads.q_heads + 8) * query_bytes;
+      auto* const memory = static_cast<unsigned char*>(queue().scratch());
+      for (const std::size_t queries : sizes{8, 9, 16, 24, 25, 47, 64, 100}) {
+        INFO("q_heads = ", heads.q_heads, ", kv_heads = ", heads.kv_heads, ", d = ", d, ", queries = ", queries);
+        const std::size_t bytes = queries * query_bytes + 4;
+        std::fill(memory + bytes, memory + most, static_cast<unsigned char>(0x6b));
+        padded<float> got(m, heads.q_heads * d, 3);
+        outrider::device::attend_within<bf16>(bytes, queue(), there(got.view()), there(q.view()), cache.there(), window);
+        check_same(got, whole);
+        CHECK(std::all_of(memory + bytes, memory + most, [](unsigned char byte) { return byte == 0x6b; }));
+      }
     }
-  }
+}
+
+TEST_CASE("heads so many and so large that no row fits into the queue's memory") {
+  constexpr std::size_t q_heads = 48, d = 4096, keys = 40, m = 2;  // 3 spans' sums, in room for 4: 3 MiB a row
+  constexpr std::size_t bytes = std::size_t{2} << 20;
+  const drawn_keys drawn(
+      0, keys + m, 1, d, [](std::size_t) { return 0.0f; }, [](std::size_t p) { return static_cast<float>(p); });
+  const auto cache = drawn.stored<bf16>(false, keys + m);
+  const auto q = padded<float>(m, q_heads * d).fill([] { return 1.0f; });
+  padded<float> got(m, q_heads * d);
+  outrider::device::attend_within<bf16>(bytes, queue(), there(got.view()), there(q.view()), cache.there(), {keys, keys});
+  check_within(got, attend_by_definition(q, drawn.widened<bf16>(), {keys, keys}),
+               [&](std::size_t r, std::size_t) { return bound(0, 0, keys, static_cast<double>(keys + r)); });
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 //
-// What the CUDA backend has beside the ops that every backend has: pairs of ops in one, lists of launches that come again, threads. Emulated, and
+// What the CUDA backend has beside the ops that every backend has: several ops in one, lists of launches that come again, threads. Emulated, and
 // on a device where there is one.
 #include "contract/fixture.hpp"
 #include "emulated_device.hpp"
@@ -36,28 +36,134 @@ padded<float> result_of(cuda_context& ctx, padded<float> x, Op op) {
   return x;
 }
 
-// ------------------------------------------------------------------------------------------------ pairs of ops
+// ------------------------------------------------------------------------------------------------ several ops in one
 
-TEST_CASE("norm_add has the bits of rms_norm and add") {
+/// What a chain of norms leaves.
+struct norm_results {
+  padded<float> h, out;
+  std::vector<int8_block> blocks;
+};
+/// The same on the device, as an op takes it.
+struct norm_operands {
+  outrider::matrix_view<float, device_space> h, out;
+  outrider::matrix_view<int8_block, device_space> blocks;  // null data where a row is no whole number of them
+};
+
+/// What op(operands) makes of h, and of rows that are empty.
+template <class Op>
+norm_results norms_of(cuda_context& ctx, const padded<float>& h, Op op) {
+  const std::size_t m = h.rows(), n = h.cols();
+  norm_results results{h, padded<float>(m, n, 4), std::vector<int8_block>(n % 32 == 0 ? m * (n / 32) : 0)};
+  there<float> stream(results.h.view()), out(results.out.view());
+  there<int8_block> blocks({results.blocks.data(), m, n / 32, n / 32});
+  op(norm_operands{stream.view(), out.view(), results.blocks.empty() ? decltype(blocks.view()){} : blocks.view()});
+  ctx.wait();
+  stream.back(), out.back();
+  if (!results.blocks.empty()) blocks.back();
+  CHECK(results.h.padding_untouched());
+  CHECK(results.out.padding_untouched());
+  return results;
+}
+void check_same(const norm_results& got, const norm_results& want) {
+  contract::check_same(got.h, want.h);
+  contract::check_same(got.out, want.out);
+  CHECK(same_bits(got.blocks, want.blocks));
+}
+
+TEST_CASE("norm_quantize, norm_add and norm_add_norm have the bits of the ops they stand for") {
   constexpr std::uint64_t seed = 2501;
   CAPTURE(seed);
   random_numbers random(seed);
   cuda_context ctx;
-  for (const std::size_t n : sizes{1, 31, 256, 1536, 5376})
+  for (const std::size_t n : sizes{1, 31, 32, 256, 544, 1536, 5376})
     for (const std::size_t m : sizes{0, 1, 5})
       for (const bool weighted : {false, true}) {
         INFO("n = ", n, ", m = ", m, ", weighted = ", weighted);
         const auto h = padded<float>(m, n, n % 2 == 0 ? 4 : 3).fill(random.uniforms()), x = padded<float>(m, n).fill(random.uniforms(3));
-        const auto weight = padded<float>(1, n).fill(random.uniforms(2));
-        list_there<float> device_weight(weighted ? weight.data() : nullptr, n);
+        const auto weights = padded<float>(2, n).fill(random.uniforms(2));
+        list_there<float> weight(weighted ? weights.row(0) : nullptr, n), next_weight(weighted ? weights.row(1) : nullptr, n);
         there<const float> device_x(x.read());
         outrider::matrix<float, device_space> normed(m, n);
-        const auto both = result_of(ctx, h, [&](auto out) { ops::norm_add(ctx, out, device_x.view(), device_weight.data(), 1e-6f); });
-        check_same(both, result_of(ctx, h, [&](auto out) {
-                     ops::rms_norm(ctx, normed.view(), device_x.view(), device_weight.data(), 1e-6f);
-                     ops::add(ctx, out, out, normed.view());
+        const auto add_norm = [&](auto stream) {
+          ops::rms_norm(ctx, normed.view(), device_x.view(), weight.data(), 1e-6f);
+          ops::add(ctx, stream, stream, normed.view());
+        };
+        const auto quantize = [&](auto blocks, auto of) {
+          if (blocks.data) ops::quantize(ctx, blocks, of);
+        };
+
+        check_same(
+            norms_of(ctx, h,
+                     [&](const norm_operands& o) { ops::norm_quantize(ctx, o.out, o.blocks, device_x.view(), weight.data(), 1e-6f); }),
+            norms_of(ctx, h, [&](const norm_operands& o) {
+              ops::rms_norm(ctx, o.out, device_x.view(), weight.data(), 1e-6f);
+              quantize(o.blocks, o.out);
+            }));
+        check_same(
+            norms_of(ctx, h,
+                     [&](const norm_operands& o) { ops::norm_add(ctx, o.h, o.blocks, device_x.view(), weight.data(), 1e-6f, 0.7f); }),
+            norms_of(ctx, h, [&](const norm_operands& o) {
+              add_norm(o.h);
+              ops::scale(ctx, o.h, o.h, 0.7f);
+              quantize(o.blocks, o.h);
+            }));
+        check_same(norms_of(ctx, h,
+                            [&](const norm_operands& o) {
+                              ops::norm_add_norm(ctx, o.h, o.out, o.blocks, device_x.view(), weight.data(), 1e-6f, next_weight.data(),
+                                                 1e-5f);
+                            }),
+                   norms_of(ctx, h, [&](const norm_operands& o) {
+                     add_norm(o.h);
+                     ops::rms_norm(ctx, o.out, o.h, next_weight.data(), 1e-5f);
+                     quantize(o.blocks, o.out);
                    }));
       }
+}
+
+TEST_CASE("norm_append has the bits of norm_rope, rms_norm and append") {
+  constexpr std::uint64_t seed = 2504;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  cuda_context ctx;
+  constexpr std::size_t heads = 3, slots = 8, first = 5;  // a ring, which rows go round
+  for_each_type(outrider::kv_types{}, [&]<class Kv>() {
+    for (const std::size_t head_dim : sizes{32, 64, 256, 512})
+      for (const std::size_t m : sizes{0, 1, 5})
+        for (const bool k_is_v : {false, true}) {
+          INFO("head_dim = ", head_dim, ", m = ", m, ", k_is_v = ", k_is_v);
+          auto k = padded<float>(m, heads * head_dim).fill(random.uniforms(3)), v = padded<float>(m, heads * head_dim);
+          if (k_is_v)
+            v = k;
+          else
+            v.fill(random.uniforms());
+          const auto cos = padded<float>(m, head_dim / 2).fill(random.uniforms()),
+                     sin = padded<float>(m, head_dim / 2).fill(random.uniforms());
+          const auto weights = padded<float>(1, head_dim).fill(random.uniforms(2));
+          list_there<float> weight(weights.data(), head_dim);
+          there<const float> device_cos(cos.read()), device_sin(sin.read());
+          const auto stored = [&](auto op) {
+            std::vector<Kv> memory(2 * heads * slots * head_dim / outrider::elements_of<Kv>);
+            Kv* const table[] = {memory.data()};
+            there<float> device_k(k.view()), device_v(v.view());
+            outrider::testing::cache_there<Kv, device_space> cache({table, slots, slots, heads, head_dim}, slots);
+            op(cache.view(), device_k.view(), device_v.view());
+            ctx.wait();
+            cache.back();
+            return memory;
+          };
+          using attention = outrider::attention_ops<cuda, Kv>;
+          CHECK(same_bits(stored([&](auto cache, auto keys, auto values) {
+                            attention::norm_append(ctx, cache, keys, k_is_v ? keys : values, weight.data(), 1e-6f, device_cos.view(),
+                                                   device_sin.view(), first);
+                          }),
+                          stored([&](auto cache, auto keys, auto values) {
+                            const auto key_heads = keys.split_cols(head_dim), value_heads = values.split_cols(head_dim);
+                            ops::norm_rope(ctx, key_heads, weight.data(), 1e-6f, device_cos.view(), device_sin.view());
+                            ops::rms_norm(ctx, value_heads, value_heads, nullptr, 1e-6f);
+                            attention::append(ctx, cache, keys, values, first);
+                          })));
+        }
+  });
 }
 
 TEST_CASE("norm_rope has the bits of rms_norm and rope") {

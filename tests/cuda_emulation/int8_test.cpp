@@ -116,8 +116,12 @@ TEST_CASE("int8 products do not need aligned rows of x") {
   CAPTURE(seed);
   random_numbers random(seed);
   const grouped_weights<outrider::q4_0> w(random, 33, 32 * 11);
+  const grouped_weights<outrider::q6_k> nested(random, 33, 512);
   for (const std::size_t shift : sizes{4, 8, 12})
-    for (const std::size_t m : sizes{1, 5, 16}) check_matmul(random, w, m, 1, shift / 4, shift);
+    for (const std::size_t m : sizes{1, 5, 16}) {
+      check_matmul(random, w, m, 1, shift / 4, shift);
+      check_matmul(random, nested, m, 1, shift / 4, shift);
+    }
 }
 
 TEST_CASE("an int8 product of many columns goes through its stages again and again") {
@@ -153,7 +157,6 @@ TEST_CASE("int8 products are the same however they are cut into tiles of rows") 
   CAPTURE(seed);
   random_numbers random(seed);
   for_each_grouped([&]<class W>() {
-    check_shape<W, 1, 1>(random);
     check_shape<W, 1, 2>(random);
     check_shape<W, 2, 1>(random);
     check_shape<W, 2, 2>(random);
@@ -165,10 +168,59 @@ TEST_CASE("int8 products of large matrices and long prompts run in blocks of sev
   constexpr std::uint64_t seed = 905;
   CAPTURE(seed);
   random_numbers random(seed);
-  const grouped_weights<outrider::q4_0> tall(random, 16 * 397 + 5, 64);  // more groups than two warps each are wanted for
-  for (const std::size_t m : sizes{1, 11}) check_matmul(random, tall, m, 0, m % 4);
+  const grouped_weights<outrider::q4_0> tall(random, 16 * 397 + 5, 64);  // more groups than are split for more than two rows
+  for (const std::size_t m : sizes{1, 3, 11}) check_matmul(random, tall, m, 0, m % 4);
+  const grouped_weights<outrider::q4_0> taller(random, 16 * 1061 + 3, 32);  // more than are split for one
+  check_matmul(random, taller, 1, 0, 1);
   const grouped_weights<outrider::q8_0> wide(random, 16 * 27, 288);
   check_matmul(random, wide, 300, 2, 2);
+}
+
+template <class W>
+void check_split(random_numbers& random, const grouped_weights<W>& w, const device_weights<W>& weights, std::size_t m, int dot_warps,
+                 std::size_t shift) {
+  using shape = device::int8_split<W>;
+  INFO("n = ", w.rows, ", k = ", w.cols, ", m = ", m, ", dot warps = ", dot_warps);
+  const int8_rows x(activations(random, m, w.cols, m / 2), m % 3);
+  check_product(defined_product(x, w), m % 2, x, weights, (m + static_cast<std::size_t>(dot_warps)) % 4, shift,
+                [&](auto& q, auto out, auto in, auto matrix) {
+                  const int count = static_cast<int>(m), warps = dot_warps + shape::pairs(count);
+                  device::launch(q, &device::int8_split_product<W>, static_cast<unsigned>(matrix.groups()),
+                                 static_cast<unsigned>(32 * warps), shape::shared_bytes(count, dot_warps), out, in, matrix, nullptr);
+                });
+}
+
+TEST_CASE("int8 products are the same however many warps share a group") {
+  constexpr std::uint64_t seed = 910;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  for_each_grouped([&]<class W>() {
+    constexpr std::size_t part = 32 * grouped<W>::parts;  // a record
+    for (const std::size_t records : {std::size_t{1}, 9 * 8 / grouped<W>::parts, 90 / grouped<W>::parts}) {
+      const grouped_weights<W> w(random, 19, records * part);
+      const device_weights<W> weights(w, 1);
+      for (const int dot_warps : {1, 2, 3})
+        for (const std::size_t m : sizes{1, 2, 5, 8}) check_split(random, w, weights, m, dot_warps, m == 5 ? 4 : 0);
+    }
+  });
+}
+
+TEST_CASE("blocks that share a group fit into shared memory, several on a multiprocessor") {
+  for_each_grouped([&]<class W>() {
+    using shape = device::int8_split<W>;
+    for (int m = 1; m <= 8; ++m)
+      for (const std::size_t parts : sizes{0, 1, 8, 9, 48, 480})
+        for (const std::size_t together : sizes{1, 2, 3, 8}) {
+          INFO("m = ", m, ", parts = ", parts, ", together = ", together);
+          const int warps = shape::dot_warps(m, parts, together);
+          const std::size_t bytes = shape::shared_bytes(m, warps);
+          CHECK(warps >= 1);
+          CHECK(warps + shape::pairs(m) <= shape::most_warps());
+          CHECK((together > 2 && warps > 1 ? 3 : 2) * (bytes + 1024) <= 227 * 1024);
+          CHECK(bytes <= 99 * 1024);
+          CHECK((warps == 1 || static_cast<std::size_t>(8 * (warps - 1)) < parts));  // each has a unit
+        }
+  });
 }
 
 TEST_CASE("int8 products are exact where integers and scales are at their ends") {

@@ -106,11 +106,11 @@ void for_each_weight_type(Body body) {
   [&]<class... W>(outrider::type_list<W...>) { (one.template operator()<W>(), ...); }(outrider::weight_types{});
 }
 
-/// Row lengths around a quad, a warp's and a block's quads, and some that take several turns of the loop, in whole blocks of W.
+/// Row lengths around an octet, a warp's octets, and the columns between two barriers, in whole blocks of W.
 template <class W>
 std::vector<std::size_t> row_lengths() {
   std::vector<std::size_t> all;
-  for (const std::size_t k : contract::sizes{0, 1, 3, 4, 5, 127, 128, 132, 511, 512, 513, 516, 1028, 1536, 2052, 2571})
+  for (const std::size_t k : contract::sizes{0, 1, 7, 8, 9, 255, 256, 264, 512, 520, 1032, 2056, 2571})
     if (const std::size_t whole = (k + elements_of<W> - 1) / elements_of<W> * elements_of<W>; all.empty() || all.back() != whole)
       all.push_back(whole);
   return all;
@@ -132,14 +132,12 @@ float butterfly(std::array<float, 32> v) {
 
 /// The order of summation of linear.cuh.
 float product(const float* x, const float* w, std::size_t k) {
-  std::array<std::array<float, 32>, 4> sum{};
-  for (std::size_t c = 0; c < k; ++c) {
-    float& own = sum[c / 128 % 4][c / 4 % 32];
-    own = std::fma(w[c], x[c], own);
+  std::array<float, 32> sum{};
+  for (std::size_t c = 0; c < (k + 7) / 8 * 8; ++c) {
+    float& own = sum[c / 8 % 32];
+    own = c < k ? std::fma(w[c], x[c], own) : std::fma(0.0f, 0.0f, own);
   }
-  float total = butterfly(sum[0]);
-  for (std::size_t warp = 1; warp < 4; ++warp) total += butterfly(sum[warp]);
-  return total;
+  return butterfly(sum);
 }
 
 /// want(r, c) = product of row r / rows_per_x of x with the row of w that weight_row(r, c) names.
@@ -280,12 +278,12 @@ TEST_CASE("matmul: every row and output has the bits of the definition, whatever
   device::queue q;
   std::uint64_t schedule = 0;
   for_each_weight_type([&]<class W>() {
-    constexpr std::size_t most_rows = 17, most_outputs = 11;
+    constexpr std::size_t most_rows = 19, most_outputs = 17;
     for (const std::size_t k : row_lengths<W>()) {
       const auto x = padded<float>(most_rows, k).fill(random.uniforms());
       const stored<W> w(random, most_outputs, k);
       const padded<float> want = products(x, w.values, most_rows, most_outputs, 1, [](std::size_t, std::size_t c) { return c; });
-      for (const shape& part : shapes{{1, 1}, {1, 9}, {2, 5}, {3, 4}, {4, 3}, {5, 8}, {8, 11}, {17, 9}})
+      for (const shape& part : shapes{{1, 1}, {1, 9}, {5, 3}, {2, 8}, {3, 11}, {5, 9}, {8, 17}, {9, 13}, {19, 8}})
         for (const layout& l : layouts) {
           const std::size_t m = part.rows, n = part.cols;
           const with_seed s(schedule++ % 4);
@@ -312,7 +310,7 @@ TEST_CASE("matmul: weights or activations alone may lie where no vector does") {
     layout x, w;
   };
   for_each_weight_type([&]<class W>() {
-    constexpr std::size_t m = 5, n = 6, k = 768;
+    constexpr std::size_t m = 5, n = 9, k = 768;
     const auto x = padded<float>(m, k).fill(random.uniforms());
     const stored<W> w(random, n, k);
     const padded<float> want = products(x, w.values, m, n, 1, [](std::size_t, std::size_t c) { return c; });
@@ -326,6 +324,34 @@ TEST_CASE("matmul: weights or activations alone may lie where no vector does") {
       contract::check_same(out.result(), want);
     }
   });
+}
+
+TEST_CASE("matmul: many outputs, of which a warp takes on eight") {
+  constexpr std::uint64_t seed = 711;
+  CAPTURE(seed);
+  random_numbers random(seed);
+  device::queue q;
+  std::uint64_t schedule = 0;
+  const auto check = [&]<class W>(std::size_t k) {
+    constexpr std::size_t n = 4099;
+    const stored<W> w(random, n, k);
+    device_rows<W> ws(n, k);
+    w.lay_out(ws, 0);
+    for (const std::size_t m : contract::sizes{5, 9, 17}) {
+      INFO("k = ", k, ", m = ", m);
+      const with_seed s(schedule++ % 4);
+      const auto x = padded<float>(m, k).fill(random.uniforms());
+      device_rows<float> xs(m, k), out(m, n);
+      fill(xs, x, 0);
+      device::matmul<W>(q, out.view(), xs.view(), ws.weights());
+      contract::check_same(out.result(), products(x, w.values, m, n, 1, [](std::size_t, std::size_t c) { return c; }));
+    }
+  };
+  for (const std::size_t k : contract::sizes{8, 264}) {
+    check.template operator()<bf16>(k);
+    check.template operator()<f16>(k);
+  }
+  check.template operator()<bf16>(1032);
 }
 
 TEST_CASE("matmul: the schedule changes no bit") {
@@ -357,7 +383,7 @@ TEST_CASE("matmul: a row takes nothing from rows of NaN beside it") {
   random_numbers random(seed);
   device::queue q;
   for_each_weight_type([&]<class W>() {
-    constexpr std::size_t m = 9, n = 5, k = 512;
+    constexpr std::size_t m = 9, n = 10, k = 512;
     const auto x = padded<float>(m, k).fill(random.uniforms());
     const stored<W> w(random, n, k);
     device_rows<W> ws(n, k / elements_of<W>);
@@ -375,8 +401,8 @@ TEST_CASE("matmul: a row takes nothing from rows of NaN beside it") {
 }
 
 TEST_CASE("the definition of a product is as accurate as its longest chain of roundings") {
-  // A term meets one rounding per fmaf that follows in its accumulator, at most 4 * ceil(k / 512), then 5 in its warp and 3 across warps;
-  // the reference, summed in double, adds one. Each is a factor within 1 ± u; one more u covers the products of several.
+  // A term meets one rounding per fmaf that follows in its accumulator, at most 8 * ceil(k / 256), then 5 in its warp; the reference,
+  // summed in double, adds one. Each is a factor within 1 ± u; one more u covers the products of several.
   constexpr std::uint64_t seed = 706;
   CAPTURE(seed);
   random_numbers random(seed);
@@ -388,7 +414,7 @@ TEST_CASE("the definition of a product is as accurate as its longest chain of ro
         sum += double{x(0, c)} * double{w(0, c)};
         size += std::abs(double{x(0, c)} * double{w(0, c)});
       }
-      const double roundings = static_cast<double>(4 * ((k + 511) / 512) + 5 + 3 + 1 + 1);
+      const double roundings = static_cast<double>(8 * ((k + 255) / 256) + 5 + 1 + 1);
       CAPTURE(k);
       CHECK(std::abs(double{product(x.row(0), w.row(0), k)} - sum) <= roundings * contract::u * size);
     }

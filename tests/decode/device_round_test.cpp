@@ -78,6 +78,7 @@ using testing::elsewhere;
 
 const std::filesystem::path golden_directory = std::filesystem::path(OUTRIDER_SOURCE_DIR) / "tests/golden";
 const std::vector<token_id> prompt{2, 17, 90, 3, 44, 101, 7, 9, 65, 12, 33, 5};
+constexpr std::size_t waits_of_prompt = 3 + 1;  // its chunks, and the token behind it
 
 struct written {
   std::vector<token_id> tokens;
@@ -237,7 +238,7 @@ TEST_CASE("a device that draws is waited for once a round, and no logits are cop
       const std::size_t waited = there.ctx.waits;
       const written text = there.write(drafts, sampling(options));
       CHECK((text.joint_drafts > 0) == (drafts > 0));
-      CHECK(there.ctx.waits - waited == 1 + text.accepted.size());  // the token behind the prompt is one more
+      CHECK(there.ctx.waits - waited == waits_of_prompt + text.accepted.size());
       CHECK(counting_space::out<float>.elements == copied.elements);
     }
 }
@@ -256,7 +257,7 @@ TEST_CASE("a device is waited for once a round as well where drafts come from th
       const std::size_t waited = there.ctx.waits;
       const written text = there.write_with(drafter, 4, sampling(options));
       CHECK(text == want);
-      CHECK(there.ctx.waits - waited == 1 + text.accepted.size());
+      CHECK(there.ctx.waits - waited == waits_of_prompt + text.accepted.size());
       return text;
     };
     CHECK(waits_of(n_grams, here.write_with(n_grams, 4, sampling(options))).joint_drafts == 0);

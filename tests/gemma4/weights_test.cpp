@@ -192,7 +192,7 @@ namespace {
 template <class B>
 struct several_tensors {
   std::vector<std::vector<std::byte>> bytes;
-  std::vector<typename outrider::gemma4::weight_store<B>::named_rows> parts;
+  std::vector<outrider::gemma4::named_rows> parts;
   outrider::gemma4::weight_store<B> store;
 
   several_tensors(const std::vector<std::pair<io::dtype, std::size_t>>& made) : store(tensors(made), weight_form::preferred) {}

@@ -103,7 +103,7 @@ TEST_CASE_FIXTURE(linear_fixture, "a grouped weight has the product of its ops, 
 }
 
 TEST_CASE_FIXTURE(linear_fixture, "a gated MLP quantises its rows once for gate and up, and once what down reads") {
-  const mlp<counting> layer{{w.in_groups()}, {w.in_groups()}, {w.in_groups()}, width};
+  const mlp<counting> layer{{w.in_groups()}, linear<counting>{w.in_groups()}, {w.in_groups()}, width};
   mlp_scratch<counting> room(rows, width);
   const count quantised;
   product_rows<counting> shared = scratch.rows(x.view());

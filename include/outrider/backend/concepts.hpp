@@ -187,9 +187,21 @@ concept has_weighted_sum = requires(context_of<B>& ctx, matrix_for<float, B> out
 // The optional ones.
 
 template <class B>
-concept fuses_norm_add = requires(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<const float, B> x, const float* weight,
-                                  float eps) {
-  { pointwise_ops<B>::norm_add(ctx, h, x, weight, eps) }
+concept fuses_norm_quantize = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<int8_block, B> blocks,
+                                       matrix_for<const float, B> x, const float* weight, float eps) {
+  { pointwise_ops<B>::norm_quantize(ctx, out, blocks, x, weight, eps) }
+  noexcept->std::same_as<void>;
+};
+template <class B>
+concept fuses_norm_add = requires(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<int8_block, B> blocks,
+                                  matrix_for<const float, B> x, const float* weight, float eps, float factor) {
+  { pointwise_ops<B>::norm_add(ctx, h, blocks, x, weight, eps, factor) }
+  noexcept->std::same_as<void>;
+};
+template <class B>
+concept fuses_norm_add_norm = requires(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<int8_block, B> blocks,
+                                       matrix_for<const float, B> x, const float* weight, float eps) {
+  { pointwise_ops<B>::norm_add_norm(ctx, h, h, blocks, x, weight, eps, weight, eps) }
   noexcept->std::same_as<void>;
 };
 template <class B>
@@ -219,6 +231,14 @@ template <class B, class Kv>
 concept has_attend = requires(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> q,
                               kv_view<const Kv, space_of<B>> cache, key_window window) {
   { attention_ops<B, Kv>::attend(ctx, out, q, cache, window) }
+  noexcept->std::same_as<void>;
+};
+
+// An optional one.
+template <class B, class Kv>
+concept fuses_norm_append = requires(context_of<B>& ctx, kv_view<Kv, space_of<B>> cache, matrix_for<const float, B> rows,
+                                     const float* weight, float eps, std::size_t first) {
+  { attention_ops<B, Kv>::norm_append(ctx, cache, rows, rows, weight, eps, rows, rows, first) }
   noexcept->std::same_as<void>;
 };
 

@@ -19,8 +19,8 @@
 
 namespace outrider {
 
-/// Ops on an NVIDIA device, compute capability 8.0 and later. Products with quantised matrices have the bits of every other backend; other
-/// ops those of this one, the same for every number of rows.
+/// Ops on an NVIDIA device, compute capability 8.0 and later. Products with matrices in groups have the bits of every other backend; other ops,
+/// those of this one, the same for every number of rows.
 struct cuda {};
 
 /// A stream of the device, and what ops need besides. Errors of the constructor: device_unavailable with a sentence, out_of_memory. One thread
@@ -133,8 +133,17 @@ struct pointwise_ops<cuda> {
                             const float* scales) noexcept {
     device::route_experts(ctx.queue(), experts, weights, logits, scales);
   }
-  static void norm_add(cuda_context& ctx, rows<float> h, rows<const float> x, const float* weight, float eps) noexcept {
-    device::norm_add(ctx.queue(), h, x, weight, eps);
+  static void norm_quantize(cuda_context& ctx, rows<float> out, rows<int8_block> blocks, rows<const float> x, const float* weight,
+                            float eps) noexcept {
+    device::norm_quantize(ctx.queue(), out, blocks, x, weight, eps);
+  }
+  static void norm_add(cuda_context& ctx, rows<float> h, rows<int8_block> blocks, rows<const float> x, const float* weight, float eps,
+                       float factor) noexcept {
+    device::norm_add(ctx.queue(), h, blocks, x, weight, eps, factor);
+  }
+  static void norm_add_norm(cuda_context& ctx, rows<float> h, rows<float> out, rows<int8_block> blocks, rows<const float> x,
+                            const float* weight, float eps, const float* next_weight, float next_eps) noexcept {
+    device::norm_add_norm(ctx.queue(), h, out, blocks, x, weight, eps, next_weight, next_eps);
   }
   static void norm_rope(cuda_context& ctx, rows<float> x, const float* weight, float eps, rows<const float> cos,
                         rows<const float> sin) noexcept {
@@ -154,6 +163,11 @@ struct attention_ops<cuda, Kv> {
                      std::size_t first) noexcept {
     device::append(ctx.queue(), cache, k, v, first);
   }
+  static void norm_append(cuda_context& ctx, kv_view<Kv, device_space> cache, device::rows<const float> k, device::rows<const float> v,
+                          const float* weight, float eps, device::rows<const float> cos, device::rows<const float> sin,
+                          std::size_t first) noexcept {
+    device::norm_append(ctx.queue(), cache, k, v, weight, eps, cos, sin, first);
+  }
   static void attend(cuda_context& ctx, device::rows<float> out, device::rows<const float> q, kv_view<const Kv, device_space> cache,
                      key_window window) noexcept {
     device::attend(ctx.queue(), out, q, cache, window);
@@ -167,7 +181,9 @@ static_assert(check_backend<cuda>());
 struct cuda_gemm_prompts {};
 
 template <>
-struct backend_traits<cuda_gemm_prompts> : backend_traits<cuda> {};
+struct backend_traits<cuda_gemm_prompts> : backend_traits<cuda> {
+  static constexpr std::string_view name() noexcept { return "cuda_gemm_prompts"; }
+};
 template <class W>
 struct linear_ops<cuda_gemm_prompts, W> : linear_ops<cuda, W> {};
 template <>

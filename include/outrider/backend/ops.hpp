@@ -90,12 +90,16 @@ struct linear_ops;
 ///
 /// weighted_sum(ctx, out [m, n], x [m·s, n], weights [m, s])          out(r) = Σ_j weights(r, j) · x(r·s + j), j ascending
 ///
-/// Optional, for backends where an op costs something to begin: two ops in one, with the bits of the two one after the other. Who inherits a
-/// backend and changes one of the two leaves them out, or changes them as well.
+/// Optional, for backends where an op costs something to begin: several ops in one, with the bits of these one after the other. Who inherits a
+/// backend and changes one of them leaves out the ops that stand for it, or changes them as well. Blocks [m, n / 32] with null data are not
+/// made.
 ///
-/// norm_add(ctx, h [m, n], x [m, n], weight [n] or null, eps)         h = h + rms_norm(x)
+/// norm_quantize(ctx, out [m, n], blocks, x [m, n], weight [n] or null, eps)       out = rms_norm(x), blocks = quantize(out)       in place
+/// norm_add(ctx, h [m, n], blocks, x [m, n], weight [n] or null, eps, factor)      h = scale(h + rms_norm(x), factor), blocks = quantize(h)
+/// norm_add_norm(ctx, h [m, n], out [m, n], blocks, x [m, n], weight [n] or null, eps, next_weight [n] or null, next_eps)
+///     h = h + rms_norm(x), out = rms_norm(h) with the next weight and eps, blocks = quantize(out); out may be x
 /// norm_rope(ctx, x [m·heads, 2h], weight [2h] or null, eps, cos [m, h], sin [m, h])       x = rope(rms_norm(x))      in place
-/// gelu_mul_quantize(ctx, out [m, n / 32], gate [m, n], up [m, n])    out = quantize(gelu_mul(gate, up))
+/// gelu_mul_quantize(ctx, out [m, n / 32], gate [m, n], up [m, n])                         out = quantize(gelu_mul(gate, up))
 ///
 /// Optional, for backends whose memory the host cannot read: tokens are drawn where the logits lie.
 ///
@@ -118,6 +122,11 @@ struct pointwise_ops;
 ///     out = Σ_j softmax_j(q · key(j)) · value(j) over the positions j that `window` lets row r see; no scaling (Gemma 4: 1.0), no cap.
 ///     Query head h reads KV head h · heads / q_heads. A row without keys gives zeros. How a row's sums are cut follows from the
 ///     positions it sees alone, so the result depends neither on where a pass began nor on the other rows.
+///
+/// Optional, as above:
+///
+/// norm_append(ctx, cache, k [m, heads·d], v [m, heads·d], weight [d] or null, eps, cos [m, d / 2], sin [m, d / 2], first)
+///     append of rope(rms_norm(k)), head by head, and of rms_norm(v) without weight. k and v stay as they are, and v may be k.
 template <class Backend, class Kv>
 struct attention_ops;
 

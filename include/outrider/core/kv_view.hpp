@@ -15,8 +15,8 @@ namespace outrider {
 /// A block holds keys [heads, block_rows, head_dim], then values [heads, block_rows, head_dim]: the keys of a head are one stream.
 /// Kv is a scalar type or a block format of core/blocks.hpp; a key is then head_dim / elements_of<Kv> blocks, and head_dim a multiple of
 /// elements_of<Kv>.
-/// The table `blocks` outlives every growth of the cache, so a view stays valid for the cache's life. It lies in Space, like the blocks: of a
-/// device's view, key() and value() are for device code.
+/// The table `blocks` outlives every growth of the cache, so a view stays valid for the cache's life. It lies in Space, like the blocks: key() and
+/// value() are for code that can read it there; a kernel asks for here(view).
 template <class Kv, class Space = host_space>
 struct kv_view {
   Kv* const* blocks = nullptr;
@@ -29,12 +29,12 @@ struct kv_view {
   /// Stored objects of a key or a value: head_dim elements as Kv.
   [[nodiscard]] OUTRIDER_HD constexpr std::size_t stride() const noexcept { return head_dim / elements_of<Kv>; }
   /// [stride()], the key of `head` at `position`; the keys of the next positions follow at a distance of stride(), see run().
-  [[nodiscard]] OUTRIDER_HD constexpr Kv* key(std::size_t position, std::size_t head) const noexcept {
+  [[nodiscard]] OUTRIDER_HD constexpr Kv* key(std::size_t position, std::size_t head) const noexcept requires host_accessible<Space> {
     const std::size_t slot = slot_of(position);
     return blocks[slot / block_rows] + (head * block_rows + slot % block_rows) * stride();
   }
   /// [stride()], the value of `head` at `position`.
-  [[nodiscard]] OUTRIDER_HD constexpr Kv* value(std::size_t position, std::size_t head) const noexcept {
+  [[nodiscard]] OUTRIDER_HD constexpr Kv* value(std::size_t position, std::size_t head) const noexcept requires host_accessible<Space> {
     return key(position, head) + heads * block_rows * stride();
   }
   /// How many positions from `position` on, before `end`, lie one after the other in memory.

@@ -126,8 +126,9 @@ class assistant {
       seen[0].window = {keys.ends[kind], layer.kind == attention_kind::sliding ? c.window + 1 : key_window::unlimited};
       layer.forward(ctx, ws.block, h, {}, rope[kind], seen, row_kind::decode, no_observer{});
     }
-    final_norm_.forward(ctx, z, h);
-    product_rows<B> finals = ws.products.rows(z);
+    const bool with_blocks =
+        post_projection_.reads_blocks() || (centroid_head_ ? centroid_head_->centroids : dense_head_.projection).reads_blocks();
+    product_rows<B> finals = ws.products.normed(ctx, z, final_norm_, h, with_blocks);
     post_projection_.forward(ctx, ws.state.view(1, config_.backbone_hidden_size), finals, row_kind::decode);
     if (centroid_head_) return centroid_head_->forward(ctx, ws.head, finals);
     const auto logits = ws.logits.view(1, c.vocab_size);

@@ -1,6 +1,7 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -85,23 +86,19 @@ struct decoder_layer {
   ///   h ← h + norm(Attention(norm(h)))
   ///   h ← h + norm(MLP(norm(h)))                                     or, with experts, h + norm(norm(MLP(norm(h))) + norm(MoE(h)))
   ///   h ← h + norm(Wp (gelu_tanh(Wg h) ⊙ ple))                       with per-layer embeddings
-  ///   h ← h · layer_scalar                                           the whole stream
+  ///   h ← h · layer_scalar                                           the whole stream, with the last of these additions
   template <class Parts, class Observer>
   void forward(context_of<B>& ctx, block_scratch<B>& s, matrix_for<float, B> h, matrix_for<const float, B> ple, const rope_rows<B>& rope,
                const Parts& keys, row_kind rows, Observer&& observe) const {
-    using pointwise = pointwise_ops<B>;
     const std::size_t m = h.rows, width = h.cols;
     const auto normed = s.normed.view(m, width), branch = s.branch.view(m, width);
 
-    input_norm.forward(ctx, normed, h);
-    product_rows<B> attended = s.products.rows(normed);
+    product_rows<B> attended = s.products.normed(ctx, normed, input_norm, h, self_attention.reads_blocks());
     if (owns_kv) self_attention.append(ctx, s.attention, keys, attended, rope, rows);
     self_attention.attend(ctx, s.attention, branch, keys, attended, rope, rows);
     observe(stage::attention_output, index, branch);
-    post_attention_norm.add_to(ctx, h, branch);
 
-    pre_mlp_norm.forward(ctx, normed, h);
-    product_rows<B> mixed = s.products.rows(normed);
+    product_rows<B> mixed = s.products.added_and_normed(ctx, h, post_attention_norm, branch, normed, pre_mlp_norm, dense.reads_blocks());
     dense.forward(ctx, s.mlp, branch, mixed, rows);
     if (moe) {
       moe->post_mlp_norm.forward(ctx, branch, branch);
@@ -109,23 +106,21 @@ struct decoder_layer {
       observe(stage::experts, index, choice.experts);
       observe(stage::expert_weights, index, choice.weights);
       const auto second = s.second.view(m, width);
-      moe->pre_norm.forward(ctx, normed, h);
-      product_rows<B> routed = s.products.rows(normed);
+      product_rows<B> routed = s.products.normed(ctx, normed, moe->pre_norm, h, moe->experts.reads_blocks());
       moe->experts.forward(ctx, s.moe, second, routed, choice);
       moe->post_norm.add_to(ctx, branch, second);
     }
-    post_mlp_norm.add_to(ctx, h, branch);
 
     if (per_layer) {
       const auto gate = s.ple_gate.view(m, ple.cols);
-      product_rows<B> stream = s.products.rows(h);
+      product_rows<B> stream = s.products.added(ctx, h, post_mlp_norm, branch, per_layer->gate.reads_blocks());
       per_layer->gate.forward(ctx, gate, stream, rows);
-      product_rows<B> gated = s.products.gated(ctx, gate, ple, per_layer->projection);
+      product_rows<B> gated = s.products.gated(ctx, gate, ple, per_layer->projection.reads_blocks());
       per_layer->projection.forward(ctx, branch, gated, rows);
-      per_layer->post_norm.add_to(ctx, h, branch);
+      per_layer->post_norm.add_to(ctx, h, branch, layer_scalar);
+    } else {
+      post_mlp_norm.add_to(ctx, h, branch, layer_scalar);
     }
-
-    pointwise::scale(ctx, h, h, layer_scalar);
     observe(stage::layer_output, index, h);
   }
 };
@@ -166,7 +161,13 @@ decoder_layer<B> load_layer(weight_store<B>& store, const std::string& prefix, c
     a.k_norm = norm_at("self_attn.k_norm", head_dim);
   }
 
-  layer.dense = {linear_at("mlp.gate_proj", width, H), linear_at("mlp.up_proj", width, H), linear_at("mlp.down_proj", H, width), width};
+  const std::array<named_rows, 2> gate_and_up{{{at + "mlp.gate_proj.weight", width}, {at + "mlp.up_proj.weight", width}}};
+  if (const auto both = store.joined(gate_and_up, H))
+    layer.dense.gate_up = {*both};
+  else
+    layer.dense.gate_up = linear_at("mlp.gate_proj", width, H), layer.dense.up = linear_at("mlp.up_proj", width, H);
+  layer.dense.down = linear_at("mlp.down_proj", H, width);
+  layer.dense.width = width;
 
   if (c.experts != 0) {
     auto& moe = layer.moe.emplace();

@@ -213,8 +213,8 @@ class model {
 
     const auto hidden = ws.hidden.view(wanted, c.hidden_size), logits = ws.logits.view(wanted, c.vocab_size);
     if (wanted != 0) {
-      final_norm_.forward(ctx, hidden, wanted_only ? h : wanted_rows(ctx, h, parts));
-      product_rows<B> heard = ws.products.rows(hidden);
+      const auto last = wanted_only ? h : wanted_rows(ctx, h, parts);
+      product_rows<B> heard = ws.products.normed(ctx, hidden, final_norm_, last, head_.projection.reads_blocks());
       head_.forward(ctx, logits, heard);
     }
     return {logits, hidden};

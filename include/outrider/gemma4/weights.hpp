@@ -50,6 +50,12 @@ struct load_options {
   unsigned threads = 0;
 };
 
+/// A tensor that is rows of a matrix.
+struct named_rows {
+  std::string name;
+  std::size_t rows;
+};
+
 /// The tensors of a model, checked against what its configuration asks for and handed out as weights of backend B. A matrix that is kept in
 /// groups has memory of its own, and the file's pages of it are released; any other stays in the file's mapping wherever its alignment allows
 /// it (no copy). Where B's memory is not the host's, every matrix is copied there and the file's pages are released. Vectors are widened to
@@ -77,10 +83,6 @@ class weight_store {
   }
   /// Matrices [rows, cols] of the same columns one below the other, [Σ rows, cols]: one product for all that reads the same rows. None if they are
   /// not to be copied, as a file has them apart, or are of several types, or if groups would hold rows of two. Errors: as for matrix().
-  struct named_rows {
-    std::string name;
-    std::size_t rows;
-  };
   [[nodiscard]] std::optional<weight<B>> joined(std::span<const named_rows> parts, std::size_t cols) {
     std::vector<tensor_rows> pieces;
     bool alike = true;

@@ -48,23 +48,33 @@ struct attention {
   std::size_t heads = 0, kv_heads = 0, head_dim = 0;
   bool k_eq_v = false;  // values start from the raw key projection; v_proj is unused
 
+  /// Whether any product of its input rows reads int8 blocks.
+  [[nodiscard]] bool reads_blocks() const noexcept { return q_proj.reads_blocks() || k_proj.reads_blocks() || v_proj.reads_blocks(); }
+
   /// Projects x [m, H] (normed) to keys and values and writes them to the caches of `parts`, whose rows are those of x:
   /// k = rope(norm(Wk x) · k_norm), v = norm(Wv x) without weight or rotation.
   template <class Parts>
   void append(context_of<B>& ctx, attention_scratch<B>& s, const Parts& parts, product_rows<B>& x, const rope_rows<B>& rope,
               row_kind kind) const noexcept {
-    const auto k = s.k.view(x.count(), kv_heads * head_dim), v = s.v.view(x.count(), kv_heads * head_dim);
+    using ops = attention_ops<B, element_of<Parts>>;
+    constexpr bool fused = fuses_norm_append<B, element_of<Parts>>;
+    const auto k = s.k.view(x.count(), kv_heads * head_dim), v = fused && k_eq_v ? k : s.v.view(x.count(), kv_heads * head_dim);
     k_proj.forward(ctx, k, x, kind);
-    if (k_eq_v)
-      pointwise_ops<B>::copy(ctx, v, k);  // before k's norm and rotation
-    else
-      v_proj.forward(ctx, v, x, kind);
-    rope.norm_and_rotate(ctx, k_norm, k.split_cols(head_dim));
-    norm<B>{nullptr, k_norm.eps}.forward(ctx, v.split_cols(head_dim), v.split_cols(head_dim));
+    if (!k_eq_v) v_proj.forward(ctx, v, x, kind);
+    if constexpr (!fused) {
+      if (k_eq_v) pointwise_ops<B>::copy(ctx, v, k);  // before k's norm and rotation
+      rope.norm_and_rotate(ctx, k_norm, k.split_cols(head_dim));
+      norm<B>{nullptr, k_norm.eps}.forward(ctx, v.split_cols(head_dim), v.split_cols(head_dim));
+    }
     std::size_t row = 0;
     for (std::size_t p = 0; p < parts.size(); ++p) {
       const auto& part = parts[p];
-      attention_ops<B, element_of<Parts>>::append(ctx, part.own, k.slice_rows(row, part.rows), v.slice_rows(row, part.rows), part.first);
+      const auto keys = k.slice_rows(row, part.rows), values = v.slice_rows(row, part.rows);
+      if constexpr (fused)
+        ops::norm_append(ctx, part.own, keys, values, k_norm.weight, k_norm.eps, rope.cos.slice_rows(row, part.rows),
+                         rope.sin.slice_rows(row, part.rows), part.first);
+      else
+        ops::append(ctx, part.own, keys, values, part.first);
       row += part.rows;
     }
     OUTRIDER_ASSERT(row == x.count());

@@ -51,6 +51,9 @@ struct mixture_of_experts {
   weight<B> down;                           // [experts · H, I]
   std::size_t experts = 0, per_token = 0, width = 0;
 
+  /// Whether any of the experts' products with u reads int8 blocks.
+  [[nodiscard]] bool reads_blocks() const noexcept { return outrider::reads_blocks<B>(gate_up) || (up && outrider::reads_blocks<B>(*up)); }
+
   /// Which experts the rows of r [m, H] go to. The views point into the scratch.
   expert_choice<B> route(context_of<B>& ctx, moe_scratch<B>& s, matrix_for<const float, B> r, row_kind kind) const noexcept {
     const auto z = s.normed.view(r.rows, r.cols), logits = s.logits.view(r.rows, experts);
@@ -71,8 +74,7 @@ struct mixture_of_experts {
     const auto gate = both.slice_cols(0, width), up_rows = both.slice_cols(width, width);
     expert_products(ctx, up ? gate : both, u, gate_up, choice);
     if (up) expert_products(ctx, up_rows, u, *up, choice);
-    pointwise_ops<B>::gelu_mul(ctx, gate, gate, up_rows);
-    product_rows<B> hidden = s.products.rows(gate);
+    product_rows<B> hidden = s.products.gated(ctx, gate, up_rows, outrider::reads_blocks<B>(down));
     expert_products(ctx, y, hidden, down, choice);
     pointwise_ops<B>::weighted_sum(ctx, out, y, choice.weights);
   }

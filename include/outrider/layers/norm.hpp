@@ -14,13 +14,14 @@ struct norm {
   void forward(context_of<B>& ctx, matrix_for<float, B> out, matrix_for<const float, B> x) const noexcept {
     pointwise_ops<B>::rms_norm(ctx, out, x, weight, eps);
   }
-  /// h [m, n] = h + norm(x), x [m, n] is used up.
-  void add_to(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<float, B> x) const noexcept {
+  /// h [m, n] = (h + norm(x)) · factor; x [m, n] is used up.
+  void add_to(context_of<B>& ctx, matrix_for<float, B> h, matrix_for<float, B> x, float factor = 1) const noexcept {
     if constexpr (fuses_norm_add<B>) {
-      pointwise_ops<B>::norm_add(ctx, h, x, weight, eps);
+      pointwise_ops<B>::norm_add(ctx, h, {}, x, weight, eps, factor);
     } else {
       forward(ctx, x, x);
       pointwise_ops<B>::add(ctx, h, h, x);
+      if (factor != 1) pointwise_ops<B>::scale(ctx, h, h, factor);
     }
   }
 };

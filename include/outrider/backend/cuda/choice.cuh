@@ -14,6 +14,8 @@
 
 namespace outrider::device {
 
+inline constexpr int column_threads = 256, row_threads = 128;  // of blocks whose threads have columns, whose warps have rows
+
 // ------------------------------------------------------------------------------------------------ keys
 
 /// The value above, the complement of the index below: the greatest key has the greatest value and among equals the lowest index. A NaN is
@@ -39,7 +41,7 @@ __device__ inline std::uint64_t warp_greatest(std::uint64_t key) {
 inline constexpr std::size_t argmax_columns = 2048;  // of a block
 
 /// The greatest key of a block's columns goes to keys(row, block), or its id to out where the row has one block. Grid: (blocks, rows).
-template <int Threads = 256>
+template <int Threads = column_threads>
 __global__ void __launch_bounds__(Threads)
     argmax_blocks(token_id* out, std::uint64_t* keys, rows<const float> x, rows<const token_id> ids, bool vectors) {
   __shared__ shared_array<std::uint64_t, Threads / warp_size> of_warp;
@@ -72,7 +74,7 @@ __global__ void __launch_bounds__(Threads)
 }
 
 /// out[r] = the id of the greatest of keys(r) [count]. A warp a row.
-template <int Threads = 128>
+template <int Threads = row_threads>
 __global__ void __launch_bounds__(Threads) argmax_of_keys(token_id* out, const std::uint64_t* keys, std::size_t m, std::size_t count) {
   const std::size_t r = std::size_t{blockIdx.x} * (Threads / warp_size) + threadIdx.x / warp_size;
   if (r >= m) return;  // a whole warp
@@ -95,16 +97,19 @@ void argmax(queue& q, token_id* out, rows<const float> x, rows<const token_id> i
   const unsigned blocks = blocks_for(x.cols, argmax_columns);
   in_ranges(x.rows, blocks, [&](std::size_t first, std::size_t count) {
     const rows<const token_id> of_range = ids.data ? ids.slice_rows(first, count) : ids;
-    launch(q, &argmax_blocks<>, dim3(blocks, static_cast<unsigned>(count)), 256, 0, out + first, keys, x.slice_rows(first, count), of_range,
-           holds_fours(x));
-    if (blocks > 1) launch(q, &argmax_of_keys<>, blocks_for(count, 4), 128, 0, out + first, keys, count, blocks);
+    launch(q, &argmax_blocks<>, dim3(blocks, static_cast<unsigned>(count)), column_threads, 0, out + first, keys,
+           x.slice_rows(first, count), of_range, holds_fours(x));
+    if (blocks > 1)
+      launch(q, &argmax_of_keys<>, blocks_for(count, row_threads / warp_size), row_threads, 0, out + first, keys, count, blocks);
   });
 }
 
 // ------------------------------------------------------------------------------------------------ top_k
 
 // A block sorts as many keys as it has threads, keeps the first k, and goes on with as many new ones as it has room for. Long rows are cut
-// into parts, a block each, and a second launch chooses among what the parts kept.
+// into parts, a block each, and a second launch chooses among what the parts kept. A sort of 2^s keys takes s (s + 1) / 2 steps, those of 64
+// keys and more with barriers: of a drafter's 2048 centroids, k = 32, eight parts of 256 take 36 steps and what they keep as many, where two
+// of 1024 would take 55 and 21, of four times as many warps.
 
 inline constexpr std::size_t sorted_keys = 1024, most_parts = 64, most_kept = sorted_keys / 2;
 
@@ -166,7 +171,7 @@ __global__ void __launch_bounds__(sorted_keys)
 }
 
 /// The same for any k: a column with fewer than k greater keys has the place that is their number. Grid: (columns, rows).
-template <int Threads = 128>
+template <int Threads = column_threads>
 __global__ void __launch_bounds__(Threads) rank_columns(rows<std::int32_t> ids, column_keys source, std::size_t n) {
   const std::size_t c = std::size_t{blockIdx.x} * Threads + threadIdx.x;
   if (c >= n) return;
@@ -189,10 +194,13 @@ void top_k(queue& q, rows<std::int32_t> ids, rows<const float> x) noexcept {
   const std::size_t n = x.cols, k = ids.cols;
   if (k == 0) return;
   if (k > most_kept && n > sorted_keys) {
-    launch(q, &rank_columns<>, grid_over(x.rows, n, 128), 128, 0, ids, column_keys{x}, n);
+    launch(q, &rank_columns<>, grid_over(x.rows, n, column_threads), column_threads, 0, ids, column_keys{x}, n);
     return;
   }
-  const std::size_t wanted = blocks_for(n, sorted_keys), most = wanted < most_parts ? wanted : most_parts;
+  // The shortest parts that leave no more keys for the second launch than they have.
+  std::size_t sorted = 32;
+  while (sorted < sorted_keys && sorted < blocks_for(n, sorted) * k) sorted *= 2;
+  const std::size_t wanted = blocks_for(n, sorted), most = wanted < most_parts ? wanted : most_parts;
   const std::size_t length = (n + most - 1) / most;
   const unsigned parts = blocks_for(n, length);
   auto* const kept = static_cast<std::uint64_t*>(q.scratch());
@@ -210,12 +218,12 @@ void top_k(queue& q, rows<std::int32_t> ids, rows<const float> x) noexcept {
 // ------------------------------------------------------------------------------------------------ mask
 
 struct ban_list {
-  static constexpr std::size_t capacity = 128;
+  static constexpr int capacity = 128;
   token_id ids[capacity];
 };
 
 /// Columns are ids: a thread per ban.
-template <int Threads = 128>
+template <int Threads = ban_list::capacity>
 __global__ void __launch_bounds__(Threads) ban_columns(rows<float> x, __grid_constant__ const ban_list banned, std::size_t count) {
   const auto id = static_cast<std::size_t>(threadIdx.x < count ? banned.ids[threadIdx.x] : -1);
   if (id >= x.cols) return;
@@ -223,7 +231,7 @@ __global__ void __launch_bounds__(Threads) ban_columns(rows<float> x, __grid_con
 }
 
 /// Columns have ids: a thread per column.
-template <int Threads = 256>
+template <int Threads = column_threads>
 __global__ void __launch_bounds__(Threads)
     ban_ids(rows<float> x, rows<const token_id> ids, __grid_constant__ const ban_list banned, std::size_t count) {
   const std::size_t c = std::size_t{blockIdx.x} * Threads + threadIdx.x;
@@ -239,19 +247,19 @@ __global__ void __launch_bounds__(Threads)
 void mask(queue& q, rows<float> x, rows<const token_id> ids, const token_id* host_banned, std::size_t count) noexcept {
   for (std::size_t first = 0; first < count; first += ban_list::capacity) {
     ban_list banned{};
-    const std::size_t left = count - first, here = left < ban_list::capacity ? left : ban_list::capacity;
+    const std::size_t left = count - first, here = left < ban_list::capacity ? left : std::size_t{ban_list::capacity};
     for (std::size_t i = 0; i < here; ++i) banned.ids[i] = host_banned[first + i];
     if (ids.data)
-      launch(q, &ban_ids<>, grid_over(x.rows, x.cols, 256), 256, 0, x, ids, banned, here);
+      launch(q, &ban_ids<>, grid_over(x.rows, x.cols, column_threads), column_threads, 0, x, ids, banned, here);
     else
-      launch(q, &ban_columns<>, grid_over(x.rows, 1, 1), 128, 0, x, banned, here);
+      launch(q, &ban_columns<>, grid_over(x.rows, 1, 1), ban_list::capacity, 0, x, banned, here);
   }
 }
 
 // ------------------------------------------------------------------------------------------------ route_experts
 
 /// A warp a row. The next chosen is the greatest key below the last; softmax keeps the order, and its denominator cancels.
-template <int Threads = 128>
+template <int Threads = row_threads>
 __global__ void __launch_bounds__(Threads)
     route_rows(rows<std::int32_t> experts, rows<float> weights, rows<const float> logits, const float* scales) {
   const std::size_t r = std::size_t{blockIdx.x} * (Threads / warp_size) + threadIdx.x / warp_size, lane = threadIdx.x % warp_size;
@@ -278,7 +286,7 @@ __global__ void __launch_bounds__(Threads)
 }
 
 void route_experts(queue& q, rows<std::int32_t> experts, rows<float> weights, rows<float> logits, const float* scales) noexcept {
-  launch(q, &route_rows<>, blocks_for(logits.rows, 4), 128, 0, experts, weights, logits, scales);
+  launch(q, &route_rows<>, blocks_for(logits.rows, row_threads / warp_size), row_threads, 0, experts, weights, logits, scales);
 }
 
 }  // namespace outrider::device

@@ -44,8 +44,10 @@ inline unsigned chunk_length(std::size_t n) noexcept {
 }
 
 /// greatest(r, chunk) = the chunk's greatest key; weights(r, chunk), unless null, = Σ exp(score) of its columns, the score against the chunk's
-/// own largest. `lanes` neighbouring lanes, a power of two, share a chunk. Grid: (blocks, rows).
-template <int Threads = 256>
+/// own largest: exponentials in double, some ten million operations for a row of 262144, about 1 µs where a multiprocessor has a unit for
+/// each lane and 10 to 40 where it has two (a token takes milliseconds there). `lanes` neighbouring lanes, a power of two, share a chunk.
+/// Grid: (blocks, rows).
+template <int Threads = column_threads>
 __global__ void __launch_bounds__(Threads)
     greatest_of_chunks(std::uint64_t* greatest, double* weights, rows<const float> x, unsigned chunks, unsigned length, unsigned lanes,
                        double temperature, bool vectors) {
@@ -179,7 +181,7 @@ __device__ inline race_entry warp_winner(race_entry e) {
 inline constexpr std::size_t race_length = 4096;  // columns of a block
 
 /// The winner among a block's columns to entries(row, block), or its id to `out` where the row has one block. Grid: (blocks, rows).
-template <int Threads = 256>
+template <int Threads = column_threads>
 __global__ void __launch_bounds__(Threads)
     race_columns(token_id* out, race_entry* entries, const row_limit* limits, rows<const float> x, rows<const token_id> ids,
                  std::size_t position, draw_rule rule, double lowest_score, bool vectors) {
@@ -225,7 +227,7 @@ __global__ void __launch_bounds__(Threads)
 }
 
 /// out[r] = the winner among entries(r) [count]. A warp a row.
-template <int Threads = 128>
+template <int Threads = row_threads>
 __global__ void __launch_bounds__(Threads) race_winners(token_id* out, const race_entry* entries, std::size_t m, std::size_t count) {
   const std::size_t r = std::size_t{blockIdx.x} * (Threads / warp_size) + threadIdx.x / warp_size;
   if (r >= m) return;  // a whole warp
@@ -252,13 +254,14 @@ void draw(queue& q, token_id* out, rows<const float> x, rows<const token_id> ids
     auto* const entries = reinterpret_cast<race_entry*>(limits + count);
     double* const weighed = weighs ? weights : nullptr;
     const auto m = static_cast<unsigned>(count);
-    launch(q, &greatest_of_chunks<>, dim3(blocks_for(std::size_t{chunks} * lanes, 256), m), 256, 0, greatest, weighed, some, chunks, length,
-           lanes, rule.temperature, vectors);
+    launch(q, &greatest_of_chunks<>, dim3(blocks_for(std::size_t{chunks} * lanes, column_threads), m), column_threads, 0, greatest, weighed,
+           some, chunks, length, lanes, rule.temperature, vectors);
     launch(q, &find_limits<>, m, search_threads, 0, limits, greatest, weighed, some, names, chunks, length, position + from, rule,
            lowest_score, vectors);
-    launch(q, &race_columns<>, dim3(blocks, m), 256, 0, out + from, entries, limits, some, names, position + from, rule, lowest_score,
-           vectors);
-    if (blocks > 1) launch(q, &race_winners<>, blocks_for(count, 4), 128, 0, out + from, entries, count, blocks);
+    launch(q, &race_columns<>, dim3(blocks, m), column_threads, 0, out + from, entries, limits, some, names, position + from, rule,
+           lowest_score, vectors);
+    if (blocks > 1)
+      launch(q, &race_winners<>, blocks_for(count, row_threads / warp_size), row_threads, 0, out + from, entries, count, blocks);
   });
 }
 

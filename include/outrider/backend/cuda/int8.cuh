@@ -5,16 +5,19 @@
 // in the order of the contract. Nothing is added across lanes or warps, and one row of x costs what eight do.
 //
 // A group's records are one stream of bytes, of which every warp copies its own through shared memory, several stages ahead; the rows of x
-// are copied likewise, once for all warps of a block.
+// are copied likewise, once for all warps of a block. Where groups are few, int8_split.cuh puts several warps on one.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
+#include "outrider/backend/cuda/columns.cuh"
 #include "outrider/backend/cuda/device.cuh"
 #include "outrider/backend/cuda/int8_fragments.cuh"
 #include "outrider/backend/cuda/int8_shape.cuh"
+#include "outrider/backend/cuda/int8_split.cuh"
 #include "outrider/backend/cuda/launch.cuh"
 #include "outrider/backend/cuda/launchers.hpp"
+#include "outrider/core/extents.hpp"
 
 namespace outrider::device {
 
@@ -28,7 +31,7 @@ __global__ void __launch_bounds__(32 * int8_shape<W, Tiles, Rows>::warps, 2)
   const int thread = static_cast<int>(threadIdx.x), lane = thread % 32, g = lane / 4, t = lane % 4;
   const int warps = static_cast<int>(blockDim.x) / 32;
 
-  const std::size_t tile = blockIdx.x % tiles, groups = (out.cols + group_rows - 1) / group_rows;
+  const std::size_t tile = blockIdx.x % tiles, groups = divide_up(out.cols, group_rows);
   const std::size_t first_out = experts ? tile : tile * (8 * Tiles), first_x = experts ? tile * x.rows / out.rows : first_out;
   const std::size_t rows_left = out.rows - first_out;
   const int count = experts ? 1 : rows_left < 8 * Tiles ? static_cast<int>(rows_left) : 8 * Tiles;  // rows of the tile
@@ -204,61 +207,70 @@ __global__ void __launch_bounds__(Threads)
   }
 }
 
-/// What launches are cut for, the multiprocessors of a large device. No bit depends on it.
-inline constexpr std::size_t wide_device = 132;
-
 /// Queues int8_product for so many tiles.
 template <class W, int Tiles, int Rows>
 void launch_int8_product(queue& q, rows<float> out, rows<const int8_block> x, weights<grouped<W>> w, const std::int32_t* experts,
                          std::size_t tiles) noexcept {
   using shape = int8_shape<W, Tiles, Rows>;
-  const std::size_t warps = (out.cols + group_rows - 1) / group_rows * (2 / Rows);
-  const auto blocks_of = [&](std::size_t size) { return (warps + size - 1) / size * tiles; };
-  // Blocks as large as leaves the busiest multiprocessor the fewest warps: the warps of a block read rows of x but once.
-  std::size_t per_block = 1, fewest = static_cast<std::size_t>(-1);
-  for (std::size_t size = 1; size <= shape::warps && size <= warps; ++size)
-    if (const std::size_t busiest = (blocks_of(size) + wide_device - 1) / wide_device * size; busiest <= fewest)
-      per_block = size, fewest = busiest;
+  const std::size_t warps = divide_up(out.cols, group_rows) * (2 / Rows);
+  const auto blocks_of = [&](std::size_t size) { return divide_up(warps, size) * tiles; };
+  // Blocks of the size that leaves the busiest multiprocessor the fewest warps; of several the smallest, as more blocks are spread more evenly,
+  // but of four warps at least where it can be, as the warps of a block copy rows of x but once.
+  constexpr std::size_t most = shape::warps, enough = most < 4 ? most : 4;
+  std::size_t per_block = warps < enough ? warps : enough, fewest = static_cast<std::size_t>(-1);
+  for (std::size_t size = per_block; size <= most && size <= warps; ++size)
+    if (const std::size_t busiest = divide_up(blocks_of(size), wide_device) * size; busiest < fewest) per_block = size, fewest = busiest;
   const std::size_t x_rows = experts ? 1 : out.rows < 8 * Tiles ? out.rows : 8 * Tiles;
   launch(q, &int8_product<W, Tiles, Rows>, static_cast<unsigned>(blocks_of(per_block)), static_cast<unsigned>(32 * per_block),
          shape::shared_bytes(x_rows, per_block), out, x, w, experts, static_cast<unsigned>(tiles));
 }
 
+/// Queues int8_split_product.
+template <class W>
+void launch_int8_split(queue& q, rows<float> out, rows<const int8_block> x, weights<grouped<W>> w, const std::int32_t* experts) noexcept {
+  using shape = int8_split<W>;
+  const int x_rows = experts ? 1 : static_cast<int>(out.rows);
+  const std::size_t blocks = divide_up(out.cols, group_rows) * (experts ? out.rows : 1);
+  const int dot_warps = shape::dot_warps(x_rows, x.cols, divide_up(blocks, wide_device));
+  launch(q, &int8_split_product<W>, static_cast<unsigned>(blocks), static_cast<unsigned>(32 * (dot_warps + shape::pairs(x_rows))),
+         shape::shared_bytes(x_rows, dot_warps), out, x, w, experts);
+}
+
+/// Whether a product of so many groups, each with `x_rows` <= 8 rows of x, is one for int8_split_product: whether a warp a group would be too
+/// few warps for the schedulers of a wide device. Blocks that copy more rows of x for one group each had better be few.
+constexpr bool splits_groups(std::size_t groups, std::size_t x_rows) noexcept { return groups < (x_rows <= 2 ? 8 : 3) * wide_device; }
+
 template <class W>
 void int8_matmul(queue& q, rows<float> out, rows<const int8_block> x, weights<grouped<W>> w) noexcept {
   if (out.rows == 0 || out.cols == 0) return;
-  const std::size_t groups = w.groups();
-  const auto tiles_of = [&](std::size_t count) { return (out.rows + count - 1) / count; };
-  const bool few = groups < 3 * wide_device;  // then two warps share one
-  if (out.rows <= 8) {
-    if (few)
-      launch_int8_product<W, 1, 1>(q, out, x, w, nullptr, 1);
+  const std::size_t groups = w.groups(), m = out.rows;
+  if (m <= 8) {
+    if (splits_groups(groups, m))
+      launch_int8_split<W>(q, out, x, w, nullptr);
     else
       launch_int8_product<W, 1, 2>(q, out, x, w, nullptr, 1);
-  } else if (out.rows <= 16 || groups * tiles_of(32) < 2 * wide_device) {
-    if (few && out.rows <= 16)
-      launch_int8_product<W, 2, 1>(q, out, x, w, nullptr, 1);
-    else
-      launch_int8_product<W, 2, 2>(q, out, x, w, nullptr, tiles_of(16));
+  } else if (m <= 16 && groups < 3 * wide_device) {  // two warps share a group
+    launch_int8_product<W, 2, 1>(q, out, x, w, nullptr, 1);
+  } else if (m <= 16 || groups * divide_up(m, 32) < 2 * wide_device) {
+    launch_int8_product<W, 2, 2>(q, out, x, w, nullptr, divide_up(m, 16));
   } else {
-    launch_int8_product<W, 4, 2>(q, out, x, w, nullptr, tiles_of(32));
+    launch_int8_product<W, 4, 2>(q, out, x, w, nullptr, divide_up(m, 32));
   }
 }
 
 template <class W>
 void int8_expert_matmul(queue& q, rows<float> out, rows<const int8_block> x, weights<grouped<W>> w, const std::int32_t* experts) noexcept {
   if (out.rows == 0 || out.cols == 0) return;
-  if (out.rows * (out.cols / group_rows) < 3 * wide_device)
-    launch_int8_product<W, 1, 1>(q, out, x, w, experts, out.rows);
+  if (splits_groups(out.rows * (out.cols / group_rows), 1))
+    launch_int8_split<W>(q, out, x, w, experts);
   else
     launch_int8_product<W, 1, 2>(q, out, x, w, experts, out.rows);
 }
 
 template <class W>
 void int8_gather_rows(queue& q, rows<float> out, weights<grouped<W>> w, const token_id* ids, float factor) noexcept {
-  constexpr std::size_t threads = 256;
-  const dim3 grid(static_cast<unsigned>((out.cols + threads - 1) / threads), static_cast<unsigned>(out.rows < 65535 ? out.rows : 65535));
-  launch(q, &int8_gather<W, threads>, grid, threads, 0, out, w, ids, factor);
+  constexpr int threads = 256;
+  launch(q, &int8_gather<W, threads>, grid_over(out.rows, out.cols, threads), threads, 0, out, w, ids, factor);
 }
 
 }  // namespace outrider::device

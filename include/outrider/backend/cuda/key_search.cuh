@@ -33,16 +33,9 @@ inline constexpr int search_threads = 1024, search_keys = 512;
 /// The values of a block combined, in every thread, in an order that is always the same.
 template <class T, class Combine>
 __device__ T over_block(T v, Combine combine) {
-  __shared__ shared_array<T, search_threads / warp_size> of_warp;
-  const int thread = static_cast<int>(threadIdx.x);
 #pragma unroll
   for (int step = warp_size / 2; step > 0; step /= 2) v = combine(v, __shfl_xor_sync(all_lanes, v, step));
-  if (thread % warp_size == 0) of_warp[thread / warp_size] = v;
-  __syncthreads();
-  T all = of_warp[0];
-  for (int warp = 1; warp < search_threads / warp_size; ++warp) all = combine(all, static_cast<T>(of_warp[warp]));
-  __syncthreads();  // before another call writes
-  return all;
+  return detail::across_warps<search_threads / warp_size>(v, combine);
 }
 
 struct running_sum {

@@ -8,6 +8,10 @@
 
 namespace outrider::device {
 
+/// Multiprocessors that launches are cut for, those of an H200, whichever device they go to: a queue would have to ask each device once, and a
+/// wrong number costs a part of one round of blocks. No bit depends on it.
+inline constexpr std::size_t wide_device = 132;
+
 /// One launch: a kernel, its shape, and addresses of its arguments, which push() copies.
 struct call {
   kernel_handle kernel;

@@ -2,51 +2,56 @@
 //
 // Products with stored weights on the CUDA cores: activations are floats and stay floats.
 //
-// One order of summation for every type, op and shape of a launch. A quad is four neighbouring columns. The 128 threads of a block share
-// the quads of a row: thread t owns quad t of every 128 and adds its products to one accumulator, by fmaf, column after column. Then each
-// warp adds its 32 accumulators (warp_sum), and the sums of the four warps are added in their order. Nothing in this but k decides: how
-// many rows and outputs a block takes on, whether quads are loaded as vectors, and which blocks run when, change no bit. Why quads, where a
-// vector holds eight 16-bit weights: the activations of eight columns would be 32 bytes apart from lane to lane, and a load of 16 of them
-// would use half of what the cache delivers.
+// One order of summation for every type, op and shape of a launch. An octet is eight neighbouring columns; zeros fill up the last one of a
+// row. A warp takes on whole rows: lane l owns the octets l, l + 32, … and adds their products to one accumulator, by fmaf, column after
+// column; then the warp adds its 32 accumulators (warp_sum). Nothing in this but k decides: how many rows and outputs a warp takes on, how
+// octets are loaded, and which blocks run when, change no bit.
 //
-// A product of few rows is as fast as weights arrive. An H200 brings a multiprocessor 21 bytes a cycle, in which it starts 4 warp
-// instructions: a warp's quads of bf16 for one output are 256 bytes, 12 cycles, and cost a load, 4 conversions and 4 FMAs per row; the
-// loops below, counted in sm_90 code for all that a warp loads at once, take
-//   rows x outputs x quads    weights    instructions    cycles to issue : to load
-//     1 x 4 x 4               4 KB           191               48 : 195
-//     4 x 4 x 2               2 KB           207               52 : 98
-//     8 x 8 x 1               2 KB           345               86 : 98
-// Activations come through the first-level cache at 128 bytes a cycle: 8 x 8 takes 4 KB of them for its 2 KB of weights, 48 of those 98
-// cycles together, while 8 x 4 would take 4 KB for 1 KB. Weights are marked as read once, so that they do not drive activations out of that
-// cache. The way to memory takes some 1100 cycles, so 24 KB should be under way in a multiprocessor: the fewer the rows, the more quads a
-// thread loads ahead. Splitting a row over four warps is for small models: 2048 outputs of 1536 columns then are work for the whole device.
+// A product of few rows is as fast as weights arrive. An H200 brings a multiprocessor some 21 bytes a cycle, in which it starts 4 warp
+// instructions: a warp's octets of bf16 for one output are 512 bytes, 24 cycles, and cost a load, 8 conversions and 8 FMAs per row. All
+// told, the sm_90 code of a turn of the main loop, copies of activations included, takes for 2 KB of weights (of q8_0, 1088 bytes)
+//   rows x outputs    instructions    cycles to issue : to load
+//     1 x 2                118               30 : 98
+//     2 x 2                171               43 : 98
+//     4 x 4                215               54 : 98
+//     8 x 4                379               95 : 98
+//     8 x 8                338               85 : 98
+//     1 x 2, q8_0          240               60 : 52
+//     8 x 2, q8_0          554              139 : 52
+// Activations come through shared memory at 128 bytes a cycle: 8 x 8 takes 32 of its 98 cycles for them, 8 x 4 64. All warps of a block
+// share them, so that the second-level cache sends a multiprocessor fewer activations than weights: for 8 rows x 48 outputs of bf16, a
+// third. More than eight rows are tiles of eight, two to a block, the second of which finds its weights in the first-level cache.
+//
+// The way to memory takes some 1100 cycles, so 24 KB should be under way in a multiprocessor. A warp loads 4 or 8 KB ahead, and what it has
+// used it replaces at once: a dozen warps have 48 KB under way while they multiply.
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
-#include "outrider/backend/cuda/gather.cuh"
 #include "outrider/backend/cuda/launch.cuh"
 #include "outrider/backend/cuda/launchers.hpp"
+#include "outrider/backend/cuda/linear_octets.cuh"
 #include "outrider/backend/cuda/warp.cuh"
 
 namespace outrider::device {
 
 namespace detail {
 
-inline constexpr int product_threads = 128;
+inline constexpr unsigned chunk_columns = 8 * warp_size;  // of a row, an octet a lane
 
-/// What a block takes on beside its rows: outputs, and the quads of each that a thread loads before it uses the first. `blocks` of them fit
-/// into a multiprocessor's registers.
+/// How a product is cut for `Rows` rows of x and `Outputs` rows of w a warp.
+template <class W, int Rows, int Outputs, bool Vectors>
 struct product_shape {
-  unsigned outputs, quads, blocks;
+  /// Chunks of each output that a warp loads ahead, as many as registers permit; formats of blocks are held as floats.
+  static constexpr bool few_sums = Rows == 1 || (Rows < 8 && !block_format<W>);
+  static constexpr unsigned registers_each = block_format<W> || sizeof(W) == 4 ? 8 : 4,
+                            fitting = (few_sums ? 64 : 32) / registers_each / Outputs;
+  static constexpr unsigned ahead = !Vectors || fitting < 1 ? 1 : fitting;
+  /// Chunks between two barriers.
+  static constexpr unsigned chunks = ahead < 2 && !block_format<W> ? 2 : ahead, turn_columns = chunks * chunk_columns;
+  /// Warps of a block, at most. Two such blocks fit into a multiprocessor's registers.
+  static constexpr unsigned warps = Rows == 8 && !block_format<W> ? 6 : 8;
 };
-template <class W, bool Vectors>
-consteval product_shape shape_of(int rows) {
-  if (block_format<W> || !Vectors) return {rows == 1 ? 4u : 2u, 1, 3};
-  const unsigned pairs = sizeof(W) == 4 ? 2 : 1;  // of registers, to hold a quad
-  if (rows == 8) return {8 / pairs, 1, 3};
-  return {4, rows == 4 ? 2 / pairs : 4 / pairs, 5};
-}
 
 /// Which row of w makes output j of row i.
 struct row_choice {
@@ -61,174 +66,193 @@ struct row_choice {
   }
 };
 
-/// Four activations from here on.
-template <bool Vectors>
-__device__ float4 load_quad(const float* x) {
-  if constexpr (Vectors)
-    return __ldg(reinterpret_cast<const float4*>(x));
-  else
-    return make_float4(x[0], x[1], x[2], x[3]);
-}
-
-/// Weights i … i + 3 from here on: as they are stored if that can be loaded as one vector, else as floats. Those of a block format lie in
-/// one block.
-template <bool Vectors, class W>
-__device__ auto load_weights(const W* w, unsigned i) {
-  if constexpr (block_format<W>) {
-    const block_scales scales = block_scales_of(*w);
-    return make_float4(weight_at(*w, i, scales), weight_at(*w, i + 1, scales), weight_at(*w, i + 2, scales), weight_at(*w, i + 3, scales));
-  } else if constexpr (!Vectors) {
-    return make_float4(weight_in(w, i), weight_in(w, i + 1), weight_in(w, i + 2), weight_in(w, i + 3));
-  } else if constexpr (sizeof(W) == 4) {
-    return __ldcs(reinterpret_cast<const float4*>(w + i));
-  } else {
-    return __ldcs(reinterpret_cast<const uint2*>(w + i));
-  }
-}
-
-template <class W>
-__device__ float low_half(unsigned word) {
-  W value;
-  value.bits = static_cast<std::uint16_t>(word);
-  return weight_in(&value, 0);
-}
-template <class W>
-__device__ float4 widen_quad(uint2 v) {
-  return make_float4(low_half<W>(v.x), low_half<W>(v.x >> 16), low_half<W>(v.y), low_half<W>(v.y >> 16));
-}
-template <class W>
-__device__ float4 widen_quad(float4 v) {
-  return v;
-}
-
-__device__ inline float add_products(float sum, float4 w, float4 x) {
-  return fmaf(w.w, x.w, fmaf(w.z, x.z, fmaf(w.y, x.y, fmaf(w.x, x.x, sum))));
-}
+/// What a block takes on: `tiles` tiles of rows, 1 or 2, each by warps of its own. `row_blocks` neighbours in the grid have the same
+/// outputs.
+struct product_cut {
+  unsigned tiles, row_blocks;
+  unsigned slots;       // for the activations of a turn: 2, or 1 if there is but one turn
+  unsigned rows_per_x;  // rows of out that share a row of x
+};
 
 }  // namespace detail
 
-/// out(i, j) = x(i / rows_per_x) · w(choice(i, j)). A block computes Rows x outputs of them with the rows of w that its first row chooses,
-/// so Rows > 1 is for a choice that all rows share. Grid: tiles of rows, for each group of outputs: neighbours in time read the same
-/// weights.
-template <class W, int Rows, bool Vectors>
-__global__ void __launch_bounds__(detail::product_threads, detail::shape_of<W, Vectors>(Rows).blocks)
-    product(rows<float> out, rows<const float> x, weights<W> w, detail::row_choice choice, unsigned rows_per_x, unsigned tiles) {
-  constexpr detail::product_shape shape = detail::shape_of<W, Vectors>(Rows);
-  constexpr unsigned outputs = shape.outputs, quads = shape.quads;
-  constexpr int sums = Rows * shape.outputs, warps = detail::product_threads / warp_size;
-  constexpr unsigned slab = 4 * detail::product_threads;  // columns between the quads of a thread: whole blocks of every format
-  const unsigned first_row = blockIdx.x % tiles * Rows, first_output = blockIdx.x / tiles * outputs;
-  const unsigned first_column = 4 * threadIdx.x, in_block = first_column % elements_of<W>;
-  const unsigned begin = x.cols == 0 ? 0 : first_column;  // rows without columns may lie nowhere
+/// out(i, j) = x(i / rows_per_x) · w(choice(i, j)). A warp computes Rows x Outputs of them: for Rows > 1, where all rows share their choice
+/// and rows_per_x is 1, with rows of w that follow each other, out.cols >= Outputs.
+template <class W, int Rows, int Outputs, bool Vectors>
+__global__ void __launch_bounds__(warp_size* detail::product_shape<W, Rows, Outputs, Vectors>::warps, 2)
+    product(rows<float> out, rows<const float> x, weights<W> w, detail::row_choice choice, detail::product_cut cut) {
+  using shape = detail::product_shape<W, Rows, Outputs, Vectors>;
+  constexpr unsigned chunk = detail::chunk_columns, chunks = shape::chunks, turn = shape::turn_columns, ahead = shape::ahead;
+  constexpr int sums = Rows * Outputs;
+  const unsigned lane = threadIdx.x % warp_size, warp = threadIdx.x / warp_size, warps = blockDim.x / warp_size;
+  const bool two_tiles = cut.tiles == 2;
+  const unsigned tile = two_tiles ? warp % 2 : 0, group = two_tiles ? warp / 2 : warp, groups = two_tiles ? warps / 2 : warps;
+  const unsigned block_rows = cut.tiles * Rows, first_row = blockIdx.x % cut.row_blocks * block_rows;
+  const unsigned k = static_cast<unsigned>(x.cols), outputs = static_cast<unsigned>(out.cols);
+  unsigned first_output = (blockIdx.x / cut.row_blocks * groups + group) * Outputs;
+  if (Rows > 1 && first_output + Outputs > outputs) first_output = outputs - Outputs;  // some are computed twice
 
-  // Where this thread reads next, advanced as it goes: addresses made afresh from row and column would cost as much as the products. Beyond
-  // the last row or output the last one is computed again, and dropped.
-  const float* x_at[Rows];
-  const W* w_at[outputs];
-#pragma unroll
-  for (unsigned r = 0; r < Rows; ++r) {
-    const unsigned row = first_row + r;
-    x_at[r] = x.row(Rows == 1 ? row / rows_per_x : row < out.rows ? row : out.rows - 1) + begin;
-  }
-#pragma unroll
-  for (unsigned o = 0; o < outputs; ++o) {
-    const std::size_t output = first_output + o, existing = output < out.cols ? output : out.cols - 1;
-    w_at[o] = w.row(Rows == 1 ? choice(first_row, existing) : existing) + begin / elements_of<W>;
-  }
+  // The activations of a turn, row after row; those that a tile lacks are zeros. Of a chunk the first quads of all octets come before the
+  // second ones, so that neighbouring lanes read neighbouring quads.
+  const unsigned rows_left = static_cast<unsigned>(out.rows) - first_row, copied_rows = rows_left < block_rows ? rows_left : block_rows;
+  const auto shared = dynamic_shared<float>(0, static_cast<int>(cut.slots * block_rows * turn));
+  const auto place = [](unsigned column) {
+    return column / chunk * chunk + column % 8 / 4 * (chunk / 2) + column % chunk / 8 * 4 + column % 4;
+  };
+  constexpr unsigned width = Vectors ? 4 : 1;  // of a copy, in floats
+  // Copies the columns first …, a warp a row; beyond the end the last ones again, or zeros.
+  const auto copy_x = [&](unsigned first, unsigned slot) {
+    for (unsigned r = warp; r < copied_rows; r += warps) {
+      const float* const from = x.row(Rows == 1 ? first_row / cut.rows_per_x : first_row + r);
+      const int to = static_cast<int>((slot * block_rows + r) * turn + place(width * lane));
+#pragma unroll(Vectors ? turn / (width * warp_size) : 1)
+      for (unsigned c = 0; c < turn; c += width * warp_size) {
+        const unsigned column = first + width * lane + c;
+        const int at = to + static_cast<int>(place(c));
+        if constexpr (Vectors)
+          copy_async(shared, at, reinterpret_cast<const float4*>(from + (column < k ? column : k - 4)));
+        else if (column < k)
+          copy_async(shared, at, from + column);
+        else
+          shared[at] = 0;
+      }
+    }
+  };
+  for (unsigned slot = 0; slot < cut.slots; ++slot)
+    for (unsigned i = copied_rows * turn + threadIdx.x; i < block_rows * turn; i += blockDim.x)
+      shared[static_cast<int>(slot * block_rows * turn + i)] = 0;
 
+  constexpr int choices = Rows == 1 ? Outputs : 1;
+  const W* w_at[choices];
+#pragma unroll
+  for (unsigned o = 0; o < choices; ++o) {  // beyond the last output that one is computed again, and dropped
+    const unsigned output = first_output + o < outputs ? first_output + o : outputs - 1;
+    w_at[o] = w.row(Rows == 1 ? choice(first_row, output) : output);
+  }
+  using octet_type = decltype(detail::load_octet<Vectors>(w.data, 0, 0));
+  const auto load = [&](octet_type(&to)[Outputs], unsigned column) {  // of all outputs
+    if constexpr (Rows == 1) {
+#pragma unroll
+      for (int o = 0; o < Outputs; ++o) to[o] = detail::load_octet<Vectors>(w_at[o], column, k);
+    } else {
+#pragma unroll
+      for (int o = 0; o < Outputs; ++o, w_at[0] += w.stride) to[o] = detail::load_octet<Vectors>(w_at[0], column, k);
+      w_at[0] -= Outputs * w.stride;
+    }
+  };
+
+  octet_type octet[ahead][Outputs];
+  if (k != 0) {
+#pragma unroll
+    for (unsigned c = 0; c < ahead; ++c) load(octet[c], c * chunk + 8 * lane);
+    copy_x(0, 0);
+    copy_async_commit();
+  }
   float sum[sums] = {};
-  const unsigned k = static_cast<unsigned>(x.cols), whole = k - k % 4;
-  for (unsigned column = first_column; column < whole; column += quads * slab) {
-    decltype(detail::load_weights<Vectors>(w.data, 0)) weight[quads][outputs];
-    float4 activation[quads][Rows];
-#pragma unroll
-    for (unsigned s = 0; s < quads; ++s) {
-      if (column + s * slab >= whole) break;
-#pragma unroll
-      for (unsigned o = 0; o < outputs; ++o) weight[s][o] = detail::load_weights<Vectors>(w_at[o] + s * slab / elements_of<W>, in_block);
-#pragma unroll
-      for (unsigned r = 0; r < Rows; ++r) activation[s][r] = detail::load_quad<Vectors>(x_at[r] + s * slab);
+  for (unsigned first = 0, slot = 0; first < k; first += turn, slot ^= 1) {
+    copy_async_wait<0>();
+    __syncthreads();  // the slot is full, and nobody reads the other one any more
+    if (first + turn < k) {
+      copy_x(first + turn, slot ^ 1);
+      copy_async_commit();
     }
+    const int x_at = static_cast<int>((slot * block_rows + tile * Rows) * turn + 4 * lane);
 #pragma unroll
-    for (unsigned s = 0; s < quads; ++s) {
-      if (column + s * slab >= whole) break;
+    for (unsigned c = 0; c < chunks; ++c) {
+      const unsigned column = first + c * chunk + 8 * lane;
+      if (column < k) {
 #pragma unroll
-      for (unsigned o = 0; o < outputs; ++o) {
-        const float4 widened = detail::widen_quad<W>(weight[s][o]);
+        for (unsigned half = 0; half < 2; ++half) {
+          float4 activation[Rows];
 #pragma unroll
-        for (unsigned r = 0; r < Rows; ++r) sum[r * outputs + o] = detail::add_products(sum[r * outputs + o], widened, activation[s][r]);
+          for (unsigned r = 0; r < Rows; ++r)
+            activation[r] = shared.template load<float4>(x_at + static_cast<int>(r * turn + c * chunk + half * (chunk / 2)));
+#pragma unroll
+          for (int o = 0; o < Outputs; ++o) {
+            const float4 weight = detail::half_of<W>(octet[c % ahead][o], half);
+#pragma unroll
+            for (int r = 0; r < Rows; ++r) {
+              const float4 v = activation[r];
+              float& acc = sum[r * Outputs + o];
+              acc = fmaf(weight.w, v.w, fmaf(weight.z, v.z, fmaf(weight.y, v.y, fmaf(weight.x, v.x, acc))));
+            }
+          }
+        }
       }
+      if constexpr (!block_format<W>) load(octet[c % ahead], column + ahead * chunk);
     }
+    if (block_format<W> && first + turn < k) {  // blocks are unpacked when they arrive: all loads of a turn should be under way by then
 #pragma unroll
-    for (unsigned o = 0; o < outputs; ++o) w_at[o] += quads * slab / elements_of<W>;
-#pragma unroll
-    for (unsigned r = 0; r < Rows; ++r) x_at[r] += quads * slab;
-  }
-  if constexpr (!Vectors && !block_format<W>) {
-    if (whole % slab == first_column)  // this thread owns the last quad, which lacks columns
-      for (unsigned i = 0; i < k % 4; ++i) {
-#pragma unroll
-        for (unsigned j = 0; j < sums; ++j) sum[j] = fmaf(weight_in(w_at[j % outputs], i), x_at[j / outputs][i], sum[j]);
-      }
+      for (unsigned c = 0; c < ahead; ++c) load(octet[c], first + turn + c * chunk + 8 * lane);
+    }
   }
 
-  __shared__ shared_array<float, warps * sums> of_warp;
   warp_sums(sum);
-  constexpr int held = sums > warp_size ? sums / warp_size : 1, copies = sums < warp_size ? warp_size / sums : 1;
-  const int thread = static_cast<int>(threadIdx.x), lane = thread % warp_size;
-  if (lane % copies == 0) {
+  constexpr unsigned kept = sums > warp_size ? sums / warp_size : 1, copies = sums < warp_size ? warp_size / sums : 1;
+  if (lane % copies != 0) return;
 #pragma unroll
-    for (int i = 0; i < held; ++i) of_warp[thread / warp_size * sums + lane / copies * held + i] = sum[i];
+  for (unsigned i = 0; i < kept; ++i) {
+    const unsigned j = lane / copies * kept + i, row = first_row + tile * Rows + j / Outputs, output = first_output + j % Outputs;
+    if (row < out.rows && output < outputs) out.row(row)[output] = sum[i];
   }
-  __syncthreads();
-  if (thread >= sums) return;
-  float total = of_warp[thread];
-#pragma unroll
-  for (int warp = 1; warp < warps; ++warp) total = __fadd_rn(total, of_warp[warp * sums + thread]);
-  const unsigned row = first_row + threadIdx.x / outputs, output = first_output + threadIdx.x % outputs;
-  if (row < out.rows && output < out.cols) out.row(row)[output] = total;
 }
 
 namespace detail {
 
-/// Whether rows are whole quads, and every quad of x, and of w unless it has blocks, may be loaded as one vector.
+/// Whether rows are whole octets, and every quad of x and every octet of w lie where they can be loaded at once.
 template <class W>
-bool has_whole_vectors(rows<const float> x, weights<W> w) noexcept {
-  const auto aligned = [](const void* data, std::size_t bytes) { return reinterpret_cast<std::uintptr_t>(data) % bytes == 0; };
-  return x.cols % 4 == 0 && aligned(x.data, sizeof(float4)) && x.stride % 4 == 0 &&
-         (block_format<W> || (aligned(w.data, 4 * sizeof(W)) && w.stride % 4 == 0));
+bool has_whole_octets(rows<const float> x, weights<W> w) noexcept {
+  const auto aligned = [](const void* data, std::size_t stride, std::size_t bytes) {
+    return reinterpret_cast<std::uintptr_t>(data) % bytes == 0 && stride % bytes == 0;
+  };
+  return x.cols % 8 == 0 && aligned(x.data, x.stride * sizeof(float), sizeof(float4)) &&
+         aligned(w.data, w.stride * sizeof(W), octet_alignment<W>);
 }
 
-template <int Rows, bool Vectors, class W>
+template <int Rows, int Outputs, bool Vectors, class W>
 void launch_product(queue& q, rows<float> out, rows<const float> x, weights<W> w, row_choice choice) noexcept {
-  const std::size_t tiles = divide_up(out.rows, Rows), groups = divide_up(out.cols, shape_of<W, Vectors>(Rows).outputs);
-  launch(q, &product<W, Rows, Vectors>, static_cast<unsigned>(tiles * groups), product_threads, 0, out, x, w, choice,
-         static_cast<unsigned>(out.rows / x.rows), static_cast<unsigned>(tiles));
+  using shape = product_shape<W, Rows, Outputs, Vectors>;
+  const unsigned tiles = Rows > 1 && out.rows > Rows ? 2 : 1, slots = x.cols > shape::turn_columns ? 2 : 1;
+  const std::size_t row_blocks = divide_up(out.rows, tiles * Rows), groups = divide_up(out.cols, Outputs);
+
+  // Blocks as large as leaves the busiest multiprocessor of a large device the fewest warps: the warps of a block share activations.
+  const auto blocks_of = [&](std::size_t size) { return divide_up(groups, size) * row_blocks; };
+  std::size_t per_block = 1, fewest = static_cast<std::size_t>(-1);
+  for (std::size_t size = 1; size * tiles <= shape::warps && size <= groups; ++size)
+    if (const std::size_t busiest = divide_up(blocks_of(size), wide_device) * size; busiest <= fewest) per_block = size, fewest = busiest;
+  launch(q, &product<W, Rows, Outputs, Vectors>, static_cast<unsigned>(blocks_of(per_block)),
+         static_cast<unsigned>(warp_size * tiles * per_block), sizeof(float) * slots * tiles * Rows * shape::turn_columns, out, x, w,
+         choice, product_cut{tiles, static_cast<unsigned>(row_blocks), slots, static_cast<unsigned>(out.rows / x.rows)});
 }
 
 template <class W>
 void launch_single_rows(queue& q, rows<float> out, rows<const float> x, weights<W> w, row_choice choice) noexcept {
   if (out.rows == 0 || out.cols == 0) return;
-  if (has_whole_vectors(x, w))
-    launch_product<1, true>(q, out, x, w, choice);
+  if (has_whole_octets(x, w))
+    launch_product<1, 2, true>(q, out, x, w, choice);
   else
-    launch_product<1, false>(q, out, x, w, choice);
+    launch_product<1, 2, false>(q, out, x, w, choice);
 }
 
 }  // namespace detail
 
 template <class W>
 void matmul(queue& q, rows<float> out, rows<const float> x, weights<W> w) noexcept {
-  if (out.rows <= 1 || out.cols == 0 || !detail::has_whole_vectors(x, w)) return detail::launch_single_rows(q, out, x, w, {});
+  constexpr std::size_t most_outputs = 8, many = 4096;  // with fewer outputs, warps of eight would be too few
+  if (out.rows <= 1 || out.cols < most_outputs || !detail::has_whole_octets(x, w)) return detail::launch_single_rows(q, out, x, w, {});
   if constexpr (block_format<W>) {
-    detail::launch_product<4, true>(q, out, x, w, {});
-  } else {
-    if (out.rows <= 2)
-      detail::launch_product<2, true>(q, out, x, w, {});
-    else if (out.rows <= 4)
-      detail::launch_product<4, true>(q, out, x, w, {});
+    if (out.rows <= 4)
+      detail::launch_product<4, 2, true>(q, out, x, w, {});
     else
-      detail::launch_product<8, true>(q, out, x, w, {});
+      detail::launch_product<8, 2, true>(q, out, x, w, {});
+  } else if (out.rows <= 2) {
+    detail::launch_product<2, 2, true>(q, out, x, w, {});
+  } else if (out.rows <= 4) {
+    detail::launch_product<4, 4, true>(q, out, x, w, {});
+  } else if (sizeof(W) == 4 || out.cols < many) {
+    detail::launch_product<8, 4, true>(q, out, x, w, {});
+  } else {
+    if constexpr (sizeof(W) < 4) detail::launch_product<8, 8, true>(q, out, x, w, {});
   }
 }
 

@@ -21,15 +21,43 @@ template <int Size>
 struct team {
   static constexpr int size = Size, threads = Size < 128 ? 128 : Size, rows_per_block = threads / Size;
 
-  static __device__ std::size_t row() { return std::size_t{blockIdx.x} * rows_per_block + threadIdx.x / Size; }
-  static __device__ std::size_t first_column() { return 4 * (threadIdx.x % Size); }
+  /// Enough threads of a block for rows of n. Those beyond the end of a row may be missing: zeros are all they would add.
+  static unsigned threads_for(std::size_t n) noexcept {
+    const std::size_t busy = (n + 4 * warp_size - 1) / (4 * warp_size) * warp_size;
+    return static_cast<unsigned>(rows_per_block == 1 && busy < threads ? busy : threads);
+  }
 
-  /// The same bits in every thread. No thread goes on while another still reads.
-  static __device__ float sum(float v) {
-    if constexpr (Size > warp_size) return block_sum<Size>(v);
-    const float sum = warp_sum(v);
-    __syncwarp();
-    return sum;
+  static __device__ std::size_t row() { return std::size_t{blockIdx.x} * rows_per_block + threadIdx.x / Size; }
+  static __device__ unsigned thread() { return threadIdx.x % Size; }
+  static __device__ unsigned first_column() { return 4 * thread(); }
+
+  /// then(sum of v), in every thread, for numbers that are not negative: those of a warp are added as a butterfly, then warp by warp. One warp
+  /// does what all would have to do alike.
+  template <class Then>
+  static __device__ float sum(float v, Then then) {
+    const float of_warp = warp_sum(v);
+    if constexpr (Size == warp_size) {
+      __syncwarp();  // no lane writes what another one still reads
+      return then(of_warp);
+    } else {
+      constexpr int warps = Size / warp_size;
+      static_assert(warps <= warp_size);
+      __shared__ shared_array<float, warps> sums;
+      __shared__ shared_array<float, 1> result;
+      const int warp = static_cast<int>(threadIdx.x) / warp_size, lane = static_cast<int>(threadIdx.x) % warp_size;
+      if (lane == 0) sums[warp] = of_warp;
+      if (warp == 0 && lane >= static_cast<int>(blockDim.x) / warp_size) sums[lane] = 0.0f;
+      __syncthreads();
+      if (warp == 0) {
+        float sum = sums[0];
+#pragma unroll
+        for (int w = 1; w < warps; ++w) sum = __fadd_rn(sum, sums[w]);
+        const float told = then(sum);
+        if (lane == 0) result[0] = told;
+      }
+      __syncthreads();
+      return result[0];
+    }
   }
 };
 
@@ -40,6 +68,14 @@ void with_team_for(std::size_t n, Body body) noexcept {
     body(team<32>{});
   else
     body(team<1024>{});
+}
+
+__device__ inline float add_squares(float sum, float4 v) { return fmaf(v.w, v.w, fmaf(v.z, v.z, fmaf(v.y, v.y, fmaf(v.x, v.x, sum)))); }
+
+/// 1 / √(mean + eps), from what each thread of a team has of the sum of n squares.
+template <class Team>
+__device__ float inverse_root_of(float squares, std::size_t n, float eps) {
+  return Team::sum(squares, [&](float sum) { return __fdiv_rn(1.0f, sqrtf(__fadd_rn(__fdiv_rn(sum, static_cast<float>(n)), eps))); });
 }
 
 /// 1 / √(mean(x²) + eps)
@@ -56,50 +92,120 @@ __device__ float inverse_root(const float* x, std::size_t n, float eps, bool vec
       v[i] = c < n ? load_four(x, c, n, vectors) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     }
 #pragma unroll
-    for (int i = 0; i < batch; ++i)
-      squares = fmaf(v[i].w, v[i].w, fmaf(v[i].z, v[i].z, fmaf(v[i].y, v[i].y, fmaf(v[i].x, v[i].x, squares))));
+    for (int i = 0; i < batch; ++i) squares = add_squares(squares, v[i]);
   }
-  const float mean = __fdiv_rn(Team::sum(squares), static_cast<float>(n));
-  return __fdiv_rn(1.0f, sqrtf(__fadd_rn(mean, eps)));
+  return inverse_root_of<Team>(squares, n, eps);
 }
 
-/// x · inverse · weight for four columns.
-__device__ inline float4 norm_four(const float* x, const float* weight, float inverse, std::size_t c, std::size_t n, bool vectors) {
-  const float4 v = load_four(x, c, n, vectors), w = weight ? load_four(weight, c, n, vectors) : make_float4(1.0f, 1.0f, 1.0f, 1.0f);
-  return make_float4(__fmul_rn(__fmul_rn(v.x, inverse), w.x), __fmul_rn(__fmul_rn(v.y, inverse), w.y),
-                     __fmul_rn(__fmul_rn(v.z, inverse), w.z), __fmul_rn(__fmul_rn(v.w, inverse), w.w));
+/// v · inverse · weight
+__device__ inline float4 norm_four(float4 v, float inverse, float4 weight) {
+  return make_float4(__fmul_rn(__fmul_rn(v.x, inverse), weight.x), __fmul_rn(__fmul_rn(v.y, inverse), weight.y),
+                     __fmul_rn(__fmul_rn(v.z, inverse), weight.z), __fmul_rn(__fmul_rn(v.w, inverse), weight.w));
+}
+/// (h + v) · factor
+__device__ inline float4 add_four(float4 h, float4 v, float factor) {
+  return make_float4(__fmul_rn(__fadd_rn(h.x, v.x), factor), __fmul_rn(__fadd_rn(h.y, v.y), factor), __fmul_rn(__fadd_rn(h.z, v.z), factor),
+                     __fmul_rn(__fadd_rn(h.w, v.w), factor));
 }
 
-/// out = norm, or out + norm.
-template <class Team, bool Add>
-__global__ void __launch_bounds__(Team::threads)
-    norm_rows(rows<float> out, rows<const float> x, const float* weight, float eps, bool vectors) {
-  const std::size_t r = Team::row(), n = x.cols;
-  if (r >= x.rows) return;  // a whole team
-  const float inverse = inverse_root<Team>(x.row(r), n, eps, vectors);
-  for (std::size_t c = Team::first_column(); c < n; c += 4 * Team::size) {
-    float4 v = norm_four(x.row(r), weight, inverse, c, n, vectors);
-    if constexpr (Add) {
-      const float4 h = load_four(out.row(r), c, n, vectors);
-      v = make_float4(__fadd_rn(h.x, v.x), __fadd_rn(h.y, v.y), __fadd_rn(h.z, v.z), __fadd_rn(h.w, v.w));
+/// What becomes of every row of x, in this order. Steps whose matrix is null are left out, and of the two norms the second one unless both h and
+/// out are there.
+struct norm_steps {
+  rows<const float> x;
+  const float* weight = nullptr;
+  float eps = 0;
+  rows<float> h = {};  // h = (h + rms_norm(x) · weight) · factor
+  float factor = 1;
+  const float* next_weight = nullptr;
+  float next_eps = 0;
+  rows<float> out = {};          // out = rms_norm(h) · next_weight, without h: rms_norm(x) · weight
+  rows<int8_block> blocks = {};  // quantize(out), without out: of h
+};
+
+/// A row stays with its team from the first load to the last store, and all that can be is asked for before the first sum is waited for: a
+/// single row takes hardly longer than its way from memory and back. Vectors: whether the views allow them.
+template <class Team, bool Vectors>
+__global__ void __launch_bounds__(Team::threads) norm_rows(__grid_constant__ const norm_steps a) {
+  struct four_columns {
+    float4 v, h, weight, next_weight;
+  };
+  constexpr unsigned step = 4 * Team::size;
+  constexpr int held = 2;  // fours of a thread: the rest of longer rows is read again in every pass
+  const std::size_t r = Team::row();
+  const auto n = static_cast<unsigned>(a.x.cols);
+  const unsigned own = Team::first_column(), of_warp = own - 4 * (threadIdx.x % warp_size);
+  if (r >= a.x.rows) return;  // a whole team
+  const float* const x = a.x.row(r);
+  float* const h = a.h.data ? a.h.row(r) : nullptr;
+
+  const auto load = [&](unsigned c, const float* v) {
+    const auto four = [&](const float* row, float missing) {
+      return row && c < n ? load_four(row, c, n, Vectors) : make_float4(missing, missing, missing, missing);
+    };
+    return four_columns{four(v, 0.0f), four(h, 0.0f), four(a.weight, 1.0f), four(a.next_weight, 1.0f)};
+  };
+  four_columns first[held];
+#pragma unroll
+  for (unsigned i = 0; i < held; ++i)
+    if (i * step + of_warp < n) first[i] = load(i * step + own, x);
+  /// body(c, columns c … c + 3), c ascending, in whole warps: what lies beyond the row's end is zero. v: where the values lie by now.
+  const auto each = [&](const float* v, auto body) {
+#pragma unroll
+    for (unsigned i = 0; i < held; ++i)
+      if (i * step + of_warp < n) body(i * step + own, first[i]);
+    for (unsigned c = held * step; c + of_warp < n; c += step) {
+      four_columns four = load(c + own, v);
+      body(c + own, four);
     }
-    store_four(out.row(r), c, n, vectors, v);
+  };
+
+  float squares = 0.0f;
+  each(x, [&](unsigned, const four_columns& f) { squares = add_squares(squares, f.v); });
+  float inverse = inverse_root_of<Team>(squares, n, a.eps);
+  if (h) {
+    squares = 0.0f;
+    each(x, [&](unsigned c, four_columns& f) {
+      f.v = add_four(f.h, norm_four(f.v, inverse, f.weight), a.factor);
+      if (c < n) store_four(h, c, n, Vectors, f.v);
+      squares = add_squares(squares, f.v);
+    });
+    if (a.out.data) inverse = inverse_root_of<Team>(squares, n, a.next_eps);
   }
+  if (!a.out.data && !a.blocks.data) return;
+  each(h ? h : x, [&](unsigned c, const four_columns& f) {
+    float4 v = f.v;
+    if (a.out.data) {
+      v = norm_four(v, inverse, h ? f.next_weight : f.weight);
+      if (c < n) store_four(a.out.row(r), c, n, Vectors, v);
+    }
+    if (a.blocks.data) store_as_blocks(a.blocks.row(r), c, v, c < n);
+  });
 }
 
-template <bool Add>
-void launch_norm(queue& q, rows<float> out, rows<const float> x, const float* weight, float eps) noexcept {
-  const bool vectors = holds_fours(out) && holds_fours(x) && holds_fours(weight);
-  with_team_for(x.cols, [&]<class Team>(Team) {
-    launch(q, &norm_rows<Team, Add>, blocks_for(x.rows, Team::rows_per_block), Team::threads, 0, out, x, weight, eps, vectors);
+void launch_norm(queue& q, const norm_steps& steps) noexcept {
+  const bool vectors =
+      holds_fours(steps.x) && holds_fours(steps.h) && holds_fours(steps.out) && holds_fours(steps.weight) && holds_fours(steps.next_weight);
+  const std::size_t n = steps.x.cols;
+  with_team_for(n, [&]<class Team>(Team) {
+    const auto kernel = vectors ? &norm_rows<Team, true> : &norm_rows<Team, false>;
+    launch(q, kernel, blocks_for(steps.x.rows, Team::rows_per_block), Team::threads_for(n), 0, steps);
   });
 }
 
 void rms_norm(queue& q, rows<float> out, rows<const float> x, const float* weight, float eps) noexcept {
-  launch_norm<false>(q, out, x, weight, eps);
+  launch_norm(q, {.x = x, .weight = weight, .eps = eps, .out = out});
 }
-void norm_add(queue& q, rows<float> h, rows<const float> x, const float* weight, float eps) noexcept {
-  launch_norm<true>(q, h, x, weight, eps);
+void norm_quantize(queue& q, rows<float> out, rows<int8_block> blocks, rows<const float> x, const float* weight, float eps) noexcept {
+  launch_norm(q, {.x = x, .weight = weight, .eps = eps, .out = out, .blocks = blocks});
+}
+void norm_add(queue& q, rows<float> h, rows<int8_block> blocks, rows<const float> x, const float* weight, float eps,
+              float factor) noexcept {
+  launch_norm(q, {.x = x, .weight = weight, .eps = eps, .h = h, .factor = factor, .blocks = blocks});
+}
+void norm_add_norm(queue& q, rows<float> h, rows<float> out, rows<int8_block> blocks, rows<const float> x, const float* weight, float eps,
+                   const float* next_weight, float next_eps) noexcept {
+  launch_norm(
+      q, {.x = x, .weight = weight, .eps = eps, .h = h, .next_weight = next_weight, .next_eps = next_eps, .out = out, .blocks = blocks});
 }
 
 // ------------------------------------------------------------------------------------------------ rope
@@ -111,7 +217,7 @@ struct position_list {
 
 /// Grid: (columns, rows). In double, as the reference: the functions of float lose accuracy at the angles of long contexts, and the table is
 /// small.
-template <int Threads = 128>
+template <int Threads>
 __global__ void __launch_bounds__(Threads)
     rope_table_rows(rows<float> cos_out, rows<float> sin_out, __grid_constant__ const position_list list, const float* frequencies) {
   const std::size_t i = std::size_t{blockIdx.x} * Threads + threadIdx.x, r = blockIdx.y;
@@ -122,12 +228,13 @@ __global__ void __launch_bounds__(Threads)
 }
 
 void rope_table(queue& q, rows<float> cos, rows<float> sin, const std::int32_t* host_positions, const float* frequencies) noexcept {
+  constexpr int threads = 128;
   for (std::size_t first = 0; first < cos.rows; first += position_list::capacity) {
     position_list list{};
     const std::size_t left = cos.rows - first, count = left < position_list::capacity ? left : position_list::capacity;
     for (std::size_t i = 0; i < count; ++i) list.positions[i] = host_positions[first + i];
-    launch(q, &rope_table_rows<>, grid_over(count, cos.cols, 128), 128, 0, cos.slice_rows(first, count), sin.slice_rows(first, count), list,
-           frequencies);
+    launch(q, &rope_table_rows<threads>, grid_over(count, cos.cols, threads), threads, 0, cos.slice_rows(first, count),
+           sin.slice_rows(first, count), list, frequencies);
   }
 }
 
@@ -155,7 +262,8 @@ __global__ void __launch_bounds__(Team::threads)
   if constexpr (Norm) {
     const float inverse = inverse_root<Team>(row, 2 * h, eps, vectors);
     rotate_row<Team>(row, cos.row(t), sin.row(t), h, vectors, [&](std::size_t half, std::size_t i) {
-      return norm_four(row + half, weight ? weight + half : nullptr, inverse, i, h, vectors);
+      const float4 ones = make_float4(1.0f, 1.0f, 1.0f, 1.0f), w = weight ? load_four(weight + half, i, h, vectors) : ones;
+      return norm_four(load_four(row + half, i, h, vectors), inverse, w);
     });
   } else {
     rotate_row<Team>(row, cos.row(t), sin.row(t), h, vectors,

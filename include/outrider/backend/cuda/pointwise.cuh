@@ -9,12 +9,14 @@
 #include "outrider/backend/cuda/device.cuh"
 #include "outrider/backend/cuda/launch.cuh"
 #include "outrider/backend/cuda/launchers.hpp"
-#include "outrider/backend/cuda/norm.cuh"
 #include "outrider/backend/cuda/optional.hpp"
 #include "outrider/backend/cuda/warp.cuh"
 #include "outrider/core/int8.hpp"
 
 namespace outrider::device {
+
+/// Threads of a block.
+inline constexpr int map_threads = 256, quantize_threads = 128;
 
 // ------------------------------------------------------------------------------------------------ element by element
 
@@ -40,7 +42,7 @@ struct gelu_product {
   }
 };
 
-template <class Function, int Threads = 256>
+template <class Function, int Threads>
 __global__ void __launch_bounds__(Threads) map_rows(rows<float> out, rows<const float> x, rows<const float> y, Function f, bool vectors) {
   const std::size_t c = 4 * (std::size_t{blockIdx.x} * Threads + threadIdx.x);
   if (c >= out.cols) return;
@@ -55,7 +57,7 @@ void map(queue& q, rows<float> out, rows<const float> x, rows<const float> y, Fu
     out = {out.data, 1, n, n}, x = {x.data, 1, n, n}, y = {y.data, 1, n, n};
   }
   const bool vectors = holds_fours(out) && holds_fours(x) && holds_fours(y);
-  launch(q, &map_rows<Function>, grid_over(out.rows, out.cols, 4 * 256), 256, 0, out, x, y, f, vectors);
+  launch(q, &map_rows<Function, map_threads>, grid_over(out.rows, out.cols, 4 * map_threads), map_threads, 0, out, x, y, f, vectors);
 }
 
 void gelu_mul(queue& q, rows<float> out, rows<const float> gate, rows<const float> up) noexcept { map(q, out, gate, up, gelu_product{}); }
@@ -66,51 +68,22 @@ void softcap(queue& q, rows<float> out, rows<const float> x, float cap) noexcept
 
 // ------------------------------------------------------------------------------------------------ quantize
 
-/// The int8 blocks of f(x, y), as core/int8.hpp defines them. Eight neighbouring lanes make a block, the first four its first half.
-template <class Function, int Threads = 128>
+/// The int8 blocks of f(x, y).
+template <class Function, int Threads>
 __global__ void __launch_bounds__(Threads)
     quantize_rows(rows<int8_block> out, rows<const float> x, rows<const float> y, Function f, bool vectors) {
   const std::size_t c = 4 * (std::size_t{blockIdx.x} * Threads + threadIdx.x);
-  const unsigned lane = threadIdx.x % 8;
   const bool mine = c / 32 < out.cols;  // lanes without columns still meet the others
   for (std::size_t r = blockIdx.y; r < out.rows; r += gridDim.y) {
     const float4 v = mine ? apply_four(f, x, y, r, c, vectors) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-
-    unsigned largest = 0;  // magnitudes order like their bits, NaN above all
-    for (const float value : {v.x, v.y, v.z, v.w}) {
-      const unsigned magnitude = __float_as_uint(value) & 0x7fffffffu;
-      largest = magnitude > largest ? magnitude : largest;
-    }
-    for (int step = 1; step < 8; step *= 2) {
-      const unsigned other = __shfl_xor_sync(all_lanes, largest, step);
-      largest = other > largest ? other : largest;
-    }
-
-    const bool finite = largest < 0x7f800000u;
-    const float m = __uint_as_float(largest), factor = m > outrider::detail::least_magnitude ? __fdiv_rn(127.0f, m) : 0.0f;
-    const auto integer = [&](float value) { return finite ? __float2int_rn(__fmul_rn(value, factor)) : 0; };
-    const int q0 = integer(v.x), q1 = integer(v.y), q2 = integer(v.z), q3 = integer(v.w);
-    int half = q0 + q1 + q2 + q3;
-    half += __shfl_xor_sync(all_lanes, half, 1);
-    half += __shfl_xor_sync(all_lanes, half, 2);
-    const int other_half = __shfl_xor_sync(all_lanes, half, 4), sum = half + other_half;
-    if (!mine) continue;
-
-    const float d = finite ? __fdiv_rn(m, 127.0f) : __uint_as_float(0x7fc00000u);
-    int8_block& block = out.row(r)[c / 32];
-    const auto code = [](int value) { return static_cast<signed char>(value); };
-    *reinterpret_cast<char4*>(block.q + 4 * lane) = make_char4(code(q0), code(q1), code(q2), code(q3));
-    // A lane for each word of the rest, so that all stores are neighbours.
-    if (lane == 0) *reinterpret_cast<short2*>(block.half_sum) = make_short2(static_cast<short>(half), static_cast<short>(other_half));
-    if (lane == 1) block.offset = -8 * sum;
-    if (lane == 2) block.d = d;
-    if (lane == 3) block.sum = finite ? __fmul_rn(d, static_cast<float>(sum)) : d;
+    store_as_blocks(out.row(r), c, v, mine);
   }
 }
 
 template <class Function>
 void launch_quantize(queue& q, rows<int8_block> out, rows<const float> x, rows<const float> y, Function f) noexcept {
-  launch(q, &quantize_rows<Function>, grid_over(out.rows, 32 * out.cols, 4 * 128), 128, 0, out, x, y, f, holds_fours(x) && holds_fours(y));
+  launch(q, &quantize_rows<Function, quantize_threads>, grid_over(out.rows, 32 * out.cols, 4 * quantize_threads), quantize_threads, 0, out,
+         x, y, f, holds_fours(x) && holds_fours(y));
 }
 void quantize(queue& q, rows<int8_block> out, rows<const float> x) noexcept { launch_quantize(q, out, x, x, identity{}); }
 void gelu_mul_quantize(queue& q, rows<int8_block> out, rows<const float> gate, rows<const float> up) noexcept {
@@ -120,7 +93,7 @@ void gelu_mul_quantize(queue& q, rows<int8_block> out, rows<const float> gate, r
 // ------------------------------------------------------------------------------------------------ sums and rows of others
 
 /// out(r) = Σ_j weights(r, j) · x(r·s + j), j ascending.
-template <int Threads = 256>
+template <int Threads>
 __global__ void __launch_bounds__(Threads) weighted_sum_rows(rows<float> out, rows<const float> x, rows<const float> weight, bool vectors) {
   const std::size_t c = 4 * (std::size_t{blockIdx.x} * Threads + threadIdx.x), n = out.cols;
   if (c >= n) return;
@@ -137,11 +110,12 @@ __global__ void __launch_bounds__(Threads) weighted_sum_rows(rows<float> out, ro
 }
 
 void weighted_sum(queue& q, rows<float> out, rows<const float> x, rows<const float> weights) noexcept {
-  launch(q, &weighted_sum_rows<>, grid_over(out.rows, out.cols, 4 * 256), 256, 0, out, x, weights, holds_fours(out) && holds_fours(x));
+  launch(q, &weighted_sum_rows<map_threads>, grid_over(out.rows, out.cols, 4 * map_threads), map_threads, 0, out, x, weights,
+         holds_fours(out) && holds_fours(x));
 }
 
 /// out(r, j·w + i) = table(from(r, j), i).
-template <int Threads = 256>
+template <int Threads>
 __global__ void __launch_bounds__(Threads) gather_id_rows(rows<token_id> out, rows<const token_id> table, rows<const std::int32_t> from) {
   const std::size_t c = std::size_t{blockIdx.x} * Threads + threadIdx.x;
   if (c >= out.cols) return;
@@ -150,11 +124,11 @@ __global__ void __launch_bounds__(Threads) gather_id_rows(rows<token_id> out, ro
 }
 
 void gather_ids(queue& q, rows<token_id> out, rows<const token_id> table, rows<const std::int32_t> from) noexcept {
-  launch(q, &gather_id_rows<>, grid_over(out.rows, out.cols, 256), 256, 0, out, table, from);
+  launch(q, &gather_id_rows<map_threads>, grid_over(out.rows, out.cols, map_threads), map_threads, 0, out, table, from);
 }
 
 /// Every block finds the least of x(r) for itself, fills its columns and puts what belongs there: one kernel, as blocks cannot wait for others.
-template <int Threads = 256, int Columns = 4096>
+template <int Threads, int Columns>
 __global__ void __launch_bounds__(Threads)
     scatter_logit_rows(rows<float> out, rows<const float> x, rows<const token_id> ids, bool vectors) {
   const std::size_t first = std::size_t{blockIdx.x} * Columns, end = first + Columns < out.cols ? first + Columns : out.cols;
@@ -173,7 +147,9 @@ __global__ void __launch_bounds__(Threads)
 }
 
 void scatter_logits(queue& q, rows<float> out, rows<const float> x, rows<const token_id> ids) noexcept {
-  launch(q, &scatter_logit_rows<>, grid_over(out.rows, out.cols, 4096), 256, 0, out, x, ids, holds_fours(out));
+  constexpr int columns = 4096;  // of a block
+  launch(q, &scatter_logit_rows<map_threads, columns>, grid_over(out.rows, out.cols, columns), map_threads, 0, out, x, ids,
+         holds_fours(out));
 }
 
 }  // namespace outrider::device

@@ -55,17 +55,17 @@ __device__ inline float warp_max(float v) {
 namespace detail {
 
 /// The warps' values, one each, combined in the order of the warps, in every thread. All threads of a one-dimensional block take part.
-template <int Warps, class Combine>
-__device__ float across_warps(float of_warp, Combine combine) {
+template <int Warps, class T, class Combine>
+__device__ T across_warps(T of_warp, Combine combine) {
   if constexpr (Warps == 1) return of_warp;
-  __shared__ shared_array<float, Warps> values;
+  __shared__ shared_array<T, Warps> values;
   const int thread = static_cast<int>(threadIdx.x);
   __syncthreads();  // values of an earlier call may still be read
   if (thread % warp_size == 0) values[thread / warp_size] = of_warp;
   __syncthreads();
-  float result = values[0];
+  T result = values[0];
 #pragma unroll
-  for (int warp = 1; warp < Warps; ++warp) result = combine(result, static_cast<float>(values[warp]));
+  for (int warp = 1; warp < Warps; ++warp) result = combine(result, static_cast<T>(values[warp]));
   return result;
 }
 
