@@ -161,7 +161,7 @@ TEST_CASE("a row has the same keys and values whatever its alignment, its place 
     q.wait();
     std::vector<bf16> result;
     for (std::size_t head = 0; head < of.heads; ++head)
-      for (const bf16* from : {cache.view().key(10, head), cache.view().value(10, head)})
+      for (const bf16* from : {local(cache.view()).key(10, head), local(cache.view()).value(10, head)})
         result.insert(result.end(), from, from + of.head_dim);
     return result;
   };

@@ -148,7 +148,7 @@ struct keys_and_values {
   keys_and_values(kv_view<const Kv, Space> cache, std::size_t begin, std::size_t end) {
     std::vector<const Kv*> table(cache.ring_rows != 0 ? 1 : divide_up(end, cache.block_rows));
     space_copy<Space, host_space>::copy(table.data(), cache.blocks, table.size());
-    cache.blocks = table.data();  // so that key() is for the host
+    cache.blocks = table.data();
     std::vector<Kv> row(cache.head_dim);
     const auto add = [&](std::vector<float>& to, const Kv* from) {
       space_copy<Space, host_space>::copy(row.data(), from, row.size());
@@ -156,8 +156,8 @@ struct keys_and_values {
     };
     for (std::size_t h = 0; h < cache.heads; ++h)
       for (std::size_t p = begin; p < end; ++p) {
-        add(keys, cache.key(p, h));
-        add(values, cache.value(p, h));
+        add(keys, local(cache).key(p, h));
+        add(values, local(cache).value(p, h));
       }
   }
 };

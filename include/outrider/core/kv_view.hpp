@@ -16,7 +16,7 @@ namespace outrider {
 /// Kv is a scalar type or a block format of core/blocks.hpp; a key is then head_dim / elements_of<Kv> blocks, and head_dim a multiple of
 /// elements_of<Kv>.
 /// The table `blocks` outlives every growth of the cache, so a view stays valid for the cache's life. It lies in Space, like the blocks: key() and
-/// value() are for code that can read it there; a kernel asks for here(view).
+/// value() are for code that can read it there, which a kernel does through local(view).
 template <class Kv, class Space = host_space>
 struct kv_view {
   Kv* const* blocks = nullptr;
@@ -48,6 +48,12 @@ struct kv_view {
     return ring_rows == 0 ? position : position % ring_rows;
   }
 };
+
+/// The same keys and values for code that runs where their table lies: a kernel, or a host that has brought the table over.
+template <class Kv, class Space>
+[[nodiscard]] OUTRIDER_HD constexpr kv_view<Kv> local(const kv_view<Kv, Space>& v) noexcept {
+  return {v.blocks, v.block_rows, v.ring_rows, v.heads, v.head_dim};
+}
 
 /// Which keys the rows of a pass see: row r sees positions max(0, first_end + r - width) … first_end + r - 1.
 /// A causal pass that starts at position p has first_end = p + 1; width = W in sliding layers and unlimited in full ones.

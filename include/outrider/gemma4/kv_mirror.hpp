@@ -152,16 +152,10 @@ class kv_mirror {
       const std::size_t rows = 2 * slots.heads, stride = slots.stride();
       for (std::size_t p = first; p < last;) {
         const std::size_t count = slots.run(p, p + source.run(p, last));
-        copy_across(matrix_view<Kv, To>{addresses(slots).key(p, 0), rows, count * stride, slots.block_rows * stride},
-                    matrix_view<const Kv, From>{addresses(source).key(p, 0), rows, count * stride, source.block_rows * stride});
+        copy_across(matrix_view<Kv, To>{local(slots).key(p, 0), rows, count * stride, slots.block_rows * stride},
+                    matrix_view<const Kv, From>{local(source).key(p, 0), rows, count * stride, source.block_rows * stride});
         p += count;
       }
-    }
-
-    /// A view whose table lies on the host, whatever the blocks do: its key() is the address of one.
-    template <class T, class Space>
-    static kv_view<T> addresses(const kv_view<T, Space>& v) {
-      return {v.blocks, v.block_rows, v.ring_rows, v.heads, v.head_dim};
     }
 
     /// Brings the table of `source` to the host for these positions. Asked for anew each time: a cache may exchange its blocks.

@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(Team::threads)
     }
   };
   load(thread);
-  Kv* const to = is_key ? here(cache).key(first + row, head) : here(cache).value(first + row, head);
+  Kv* const to = is_key ? local(cache).key(first + row, head) : local(cache).value(first + row, head);
   const float inverse = inverse_root<Team>(x, dim, eps, vectors);
 
   for (unsigned begin = thread; begin < dim; begin += batch * size) {

@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(Threads)
   if (element >= cache.heads * cache.head_dim) return;
   const std::size_t head = element / cache.head_dim, within = element % cache.head_dim;
   for (std::size_t row = skipped + blockIdx.y; row < k.rows; row += gridDim.y) {
-    here(cache).key(first + row, head)[within] = static_cast<Kv>(k.row(row)[element]);
-    here(cache).value(first + row, head)[within] = static_cast<Kv>(v.row(row)[element]);
+    local(cache).key(first + row, head)[within] = static_cast<Kv>(k.row(row)[element]);
+    local(cache).value(first + row, head)[within] = static_cast<Kv>(v.row(row)[element]);
   }
 }
 
@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(Threads)
   const std::size_t head = element / cache.head_dim, block = element % cache.head_dim / elements_of<Kv>;
   const int lane = static_cast<int>(threadIdx.x) % warp_size;
   for (std::size_t row = skipped + blockIdx.y; row < k.rows; row += gridDim.y) {
-    store_block(here(cache).key(first + row, head)[block], k.row(row)[element], lane);
-    store_block(here(cache).value(first + row, head)[block], v.row(row)[element], lane);
+    store_block(local(cache).key(first + row, head)[block], k.row(row)[element], lane);
+    store_block(local(cache).value(first + row, head)[block], v.row(row)[element], lane);
   }
 }
 

@@ -7,16 +7,9 @@
 
 #include "outrider/backend/cuda/warp.cuh"
 #include "outrider/core/blocks.hpp"
-#include "outrider/core/kv_view.hpp"
 #include "outrider/core/scalar.hpp"
 
 namespace outrider::device {
-
-/// A device's view, for code that runs there.
-template <class Kv>
-__device__ kv_view<Kv> here(const kv_view<Kv, device_space>& v) {
-  return {v.blocks, v.block_rows, v.ring_rows, v.heads, v.head_dim};
-}
 
 /// The V at `from`, aligned as a V is.
 template <class V>

@@ -241,7 +241,7 @@ __global__ void __launch_bounds__(detail::head_shape<Dim>::threads, detail::head
     if (tile != first_tile) __syncthreads();  // the tile before is read until here
 #pragma unroll 1
     for (int i = tile_from + thread; i < tile_to; i += threads)
-      keys[i] = here(cache).key(std::size_t{start} + tile + static_cast<unsigned>(i), heads.kv_head);
+      keys[i] = local(cache).key(std::size_t{start} + tile + static_cast<unsigned>(i), heads.kv_head);
     __syncthreads();
     if constexpr (Dim == any_dim)
       multiply_halves<Kv, Group>(scores, keys, q.data, offset_of, seen.present, head_dim, tile_from, tile_to, thread);
