@@ -19,6 +19,7 @@ if [[ -z $nvcc ]]; then
   nvcc=$packages/bin/nvcc
   ln -sfn lib "$packages/lib64"
   for library in "$packages"/lib/*.so.*; do ln -sf "${library##*/}" "${library%%.so.*}.so"; done
+  export LD_LIBRARY_PATH=$packages/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 [[ -x $(command -v "$nvcc") ]] || fail "$nvcc, from CUDACXX, is no program"
 cuobjdump=$(command -v cuobjdump || true)
