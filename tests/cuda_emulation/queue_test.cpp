@@ -316,7 +316,7 @@ TEST_CASE_FIXTURE(fixture, "what a queue keeps when it ends is done") {
 
 TEST_CASE_FIXTURE(fixture, "contexts that need different amounts of shared memory do not take it from each other") {
   cuda_context a, b;
-  constexpr std::size_t n = 128 * 16, k = 512;  // so many groups that a block has many warps
+  constexpr std::size_t n = 2 * 16, k = 4096;  // rows so long that a block has many warps
   const buffer<grouped<q4_0>, device_space> weights(n / 16 * (k / 32));
   const weight_view<grouped<q4_0>, device_space> w{weights.data(), n, k, k / 32};
   matrix<int8_block, device_space> x(8, k / 32);
