@@ -1,5 +1,6 @@
 // outrider: speculative decoding for Gemma 4. SPDX-License-Identifier: Apache-2.0
 #pragma once
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -42,5 +43,8 @@ class error : public std::runtime_error {
 
   error_code code_;
 };
+
+/// Bytes as messages name them, rounded up: "3 MiB".
+[[nodiscard]] inline std::string mebibytes(std::size_t bytes) { return std::to_string((bytes >> 20) + (bytes % (1u << 20) != 0)) + " MiB"; }
 
 }  // namespace outrider

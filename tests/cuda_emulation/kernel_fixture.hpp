@@ -59,4 +59,12 @@ Out result_of(const Out& out, Op op, std::initializer_list<std::uint64_t> seeds 
   return first;
 }
 
+/// The same elements in rows that are `extra` further apart.
+inline padded<float> restrided(const padded<float>& from, std::size_t extra) {
+  padded<float> copy(from.rows(), from.cols(), extra);
+  for (std::size_t r = 0; r < from.rows(); ++r)
+    for (std::size_t c = 0; c < from.cols(); ++c) copy(r, c) = from(r, c);
+  return copy;
+}
+
 }  // namespace kernel_test

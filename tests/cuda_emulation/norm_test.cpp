@@ -247,12 +247,6 @@ TEST_CASE("every operand may have a stride and an alignment of its own") {
   CAPTURE(seed);
   random_numbers random(seed);
   constexpr std::size_t m = 3, n = 64;
-  const auto as = [](const padded<float>& from, std::size_t extra) {
-    padded<float> copy(from.rows(), from.cols(), extra);
-    for (std::size_t r = 0; r < from.rows(); ++r)
-      for (std::size_t c = 0; c < from.cols(); ++c) copy(r, c) = from(r, c);
-    return copy;
-  };
   const auto x = padded<float>(m, n).fill(random.uniforms(8)), h = padded<float>(m, n).fill(random.uniforms());
   const auto cos = padded<float>(m, n / 2).fill(random.uniforms()), sin = padded<float>(m, n / 2).fill(random.uniforms());
   const auto weights = padded<float>(1, n).fill(random.uniforms(2)), next_weights = padded<float>(1, n).fill(random.uniforms(2));
@@ -264,8 +258,8 @@ TEST_CASE("every operand may have a stride and an alignment of its own") {
     padded<float> shifted(2, n + 4);  // rows are aligned
     for (std::size_t c = 0; c < n; ++c) shifted(0, of.weight + c) = weights(0, c), shifted(1, of.next_weight + c) = next_weights(0, c);
     const float *const weight = shifted.row(0) + of.weight, *const next_weight = shifted.row(1) + of.next_weight;
-    const padded<float> left = as(x, of.x), cosines = as(cos, of.x), sines = as(sin, of.out);
-    const norm_results blank{as(h, of.h), padded<float>(m, n, of.out), block_rows(m, n / 32, of.out)};
+    const padded<float> left = restrided(x, of.x), cosines = restrided(cos, of.x), sines = restrided(sin, of.out);
+    const norm_results blank{restrided(h, of.h), padded<float>(m, n, of.out), block_rows(m, n / 32, of.out)};
     std::vector<norm_results> all;
     const auto take = [&](auto op) { all.push_back(result_of(blank, op)); };
     take([&](auto& q, auto& r) { device::rms_norm(q, on_device(r.out), on_device(left), weight, eps); });

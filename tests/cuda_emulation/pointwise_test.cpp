@@ -220,15 +220,9 @@ TEST_CASE("every operand may have a stride and an alignment of its own") {
   CAPTURE(seed);
   random_numbers random(seed);
   constexpr std::size_t m = 3, n = 48;
-  const auto as = [](const padded<float>& from, std::size_t extra) {
-    padded<float> copy(from.rows(), from.cols(), extra);
-    for (std::size_t r = 0; r < from.rows(); ++r)
-      for (std::size_t c = 0; c < from.cols(); ++c) copy(r, c) = from(r, c);
-    return copy;
-  };
   const auto x = padded<float>(m, n).fill(random.uniforms(8)), y = padded<float>(m, n).fill(random.uniforms());
   const auto in_layout = [&](std::size_t of_out, std::size_t of_x, std::size_t of_y) {
-    const padded<float> blank(m, n, of_out), left = as(x, of_x), right = as(y, of_y);
+    const padded<float> blank(m, n, of_out), left = restrided(x, of_x), right = restrided(y, of_y);
     std::vector<padded<float>> all;
     const auto take = [&](const padded<float>& out, auto op) { all.push_back(result_of(out, op)); };
     take(blank, [&](auto& q, auto& out) { device::add(q, on_device(out), on_device(left), on_device(right)); });

@@ -77,23 +77,23 @@ class assistant_drafter {
   /// `count` tokens, ids[1 … count], the most likely or the drawn ones, behind ids[0], all in memory that both sides reach. Returns at once:
   /// whoever reads them on the host waits first, and cuts them behind an end of text.
   template <in_space_of<B> Target>
-    requires embeds_there<Target> std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count,
-                                                            token_id* ids) {
-      const auto input = assistant_->input(workspace_);
-      const std::size_t width = input.cols / 2;
-      const auto keys = target.keys();
-      matrix_for<const float, B> state = target.hidden();
-      for (std::size_t j = 0; j < count; ++j) {
-        target.embed_at(input.slice_cols(0, width), ids + j);
-        const candidates<B> step = step_from(state, keys, request);
-        if (request.coupling)
-          request.coupling->template draw_there<B>(*ctx_, step.logits, step.ids, request.text.size() + j, ids + j + 1);
-        else
-          pointwise_ops<B>::argmax(*ctx_, ids + j + 1, step.logits, step.ids);
-        state = assistant_->state(workspace_);
-      }
-      return count;
+    requires(embeds_there<Target>)
+  std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
+    const auto input = assistant_->input(workspace_);
+    const std::size_t width = input.cols / 2;
+    const auto keys = target.keys();
+    matrix_for<const float, B> state = target.hidden();
+    for (std::size_t j = 0; j < count; ++j) {
+      target.embed_at(input.slice_cols(0, width), ids + j);
+      const candidates<B> step = step_from(state, keys, request);
+      if (request.coupling)
+        request.coupling->template draw_there<B>(*ctx_, step.logits, step.ids, request.text.size() + j, ids + j + 1);
+      else
+        pointwise_ops<B>::argmax(*ctx_, ids + j + 1, step.logits, step.ids);
+      state = assistant_->state(workspace_);
     }
+    return count;
+  }
 
  private:
   /// The candidates of a step that reads the embedding in its input row and `state`, without those that are suppressed.

@@ -69,21 +69,23 @@ class cascade_drafter {
   }
 
   /// On a device, where `second` guesses there; `first` guesses on the host, and its tokens lie where both sides reach them.
-  [[nodiscard]] bool may_draft_there(const draft_request& request) const requires requires(const Second& second) {
-    second.may_draft_there(request);
+  [[nodiscard]] bool may_draft_there([[maybe_unused]] const draft_request& request) const {
+    if constexpr (requires { std::as_const(*second_).may_draft_there(request); })
+      return std::as_const(*second_).may_draft_there(request);
+    else
+      return false;
   }
-  { return std::as_const(*second_).may_draft_there(request); }
   template <detail::suits_all<First, Second> Target>
-    requires drafts_there<Second, Target> std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count,
-                                                                    token_id* ids) {
-      return ask_both(
-          count,
-          [&] {
-            const std::span<token_id> out(ids + 1, count);
-            return detail::up_to_no_token(out.first(first_->propose(target, request, out)), target.vocab_size());
-          },
-          [&] { return second_->propose_there(target, request, count, ids); });
-    }
+    requires(drafts_there<Second, Target>)
+  std::size_t propose_there(const Target& target, const draft_request& request, std::size_t count, token_id* ids) {
+    return ask_both(
+        count,
+        [&] {
+          const std::span<token_id> out(ids + 1, count);
+          return detail::up_to_no_token(out.first(first_->propose(target, request, out)), target.vocab_size());
+        },
+        [&] { return second_->propose_there(target, request, count, ids); });
+  }
 
   /// Whose answer the last proposal was: 0 the first, 1 the second. 0 before any.
   [[nodiscard]] std::size_t last_source() const noexcept { return last_source_; }

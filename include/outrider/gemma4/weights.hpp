@@ -396,7 +396,6 @@ class weight_store {
     return {error_code::tensor_mismatch,
             t.file + ": tensor '" + t.name + "' has elements of type " + std::string(io::name_of(t.type)) + ", allowed are " + allowed};
   }
-  static std::string mebibytes(std::size_t bytes) { return std::to_string(divide_up(bytes, std::size_t{1} << 20)) + " MiB"; }
   static std::string text(const std::vector<std::size_t>& shape) {
     std::string out = "[";
     for (std::size_t i = 0; i < shape.size(); ++i) out += (i ? ", " : "") + std::to_string(shape[i]);

@@ -39,8 +39,7 @@ inline void check(const failure& f) {
     case cudaErrorMemoryAllocation: {
       std::size_t free = 0, total = 0;
       const bool known = cudaMemGetInfo(&free, &total) == cudaSuccess;
-      throw error(error_code::out_of_memory,
-                  f.text() + (known ? "; " + std::to_string(free >> 20) + " MiB of device memory are free" : ""));
+      throw error(error_code::out_of_memory, f.text() + (known ? "; " + mebibytes(free) + " of device memory are free" : ""));
     }
     default:
       throw error(error_code::device_failed, f.text());

@@ -9,6 +9,7 @@
 #include "outrider/backend/cuda/device.cuh"
 #include "outrider/backend/cuda/launchers.hpp"
 #include "outrider/backend/cuda/warp.cuh"
+#include "outrider/core/extents.hpp"
 #include "outrider/core/int8.hpp"
 
 namespace outrider::device {
@@ -83,9 +84,7 @@ __device__ inline void store_as_blocks(int8_block* row, std::size_t c, float4 v,
   if (lane == 3) block.sum = finite ? __fmul_rn(d, static_cast<float>(sum)) : d;
 }
 
-inline unsigned blocks_for(std::size_t count, std::size_t per_block) noexcept {
-  return static_cast<unsigned>((count + per_block - 1) / per_block);
-}
+inline unsigned blocks_for(std::size_t count, std::size_t per_block) noexcept { return static_cast<unsigned>(divide_up(count, per_block)); }
 
 /// A block per `columns` columns and row; as grid.y has an end, block y takes the rows y, y + grid.y, … .
 inline dim3 grid_over(std::size_t m, std::size_t n, std::size_t columns) noexcept {

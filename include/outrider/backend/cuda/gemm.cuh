@@ -25,7 +25,6 @@ struct gemm_shape {
 #include <cublasLt.h>
 
 #include <algorithm>
-#include <exception>
 #include <list>
 #include <utility>
 
@@ -114,21 +113,21 @@ bool gemm(queue& q, float* out, const bf16* x, const bf16* w, const gemm_shape& 
   queue::state& own = q.own();
   own.remember(library.first);
   if (library.first.code != cudaSuccess) return true;
-  try {
+  bool exists = true;
+  own.try_to([&] {
     auto plan = std::find_if(plans.begin(), plans.end(), [&](const gemm_plan& known) { return known.is_for(shape); });
     if (plan == plans.end()) {
       if (plans.size() == most_plans) plans.pop_back();  // a prompt's last chunk may have any number of rows
       plan = plans.emplace(plans.begin(), library.second, shape, workspace_bytes);
     }
     own.remember(plan->failed);
-    if (plan->failed.code != cudaSuccess) return true;
-    if (!plan->exists) return false;
+    if (plan->failed.code != cudaSuccess) return;
+    exists = plan->exists;
+    if (!exists) return;
     own.send();  // cuBLASLt launches by itself, and what was asked for before has to come before
     own.remember(plan->run(library.second, out, x, w, workspace, workspace_bytes, own.stream));
-  } catch (const std::exception&) {
-    own.remember(queue::state::no_host_memory);
-  }
-  return true;
+  });
+  return exists;
 }
 
 }  // namespace outrider::device

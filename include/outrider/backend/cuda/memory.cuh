@@ -59,7 +59,6 @@ void* allocate(std::size_t bytes) {
   const failure f = OUTRIDER_CUDA_OUTCOME(cudaMalloc(&memory, bytes));
   if (f.code == cudaErrorMemoryAllocation) {
     static_cast<void>(cudaGetLastError());
-    const auto mebibytes = [](std::size_t n) { return std::to_string((n + (std::size_t{1} << 20) - 1) >> 20) + " MiB"; };
     throw error(error_code::out_of_memory,
                 "outrider: out of device memory: " + mebibytes(bytes) + " needed, " + mebibytes(free_bytes()) + " free");
   }

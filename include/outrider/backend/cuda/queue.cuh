@@ -38,7 +38,6 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   /// A list goes out when somebody waits or when it is that long, so that the device begins while the rest of a pass is asked for.
   static constexpr std::size_t longest_list = 128, shortest_graph = 8, most_graphs = 256;
   static constexpr int most_shared_bytes = 99 * 1024;  // what every device since 8.0 gives a block
-  static constexpr failure no_host_memory{cudaErrorMemoryAllocation, "operator new", __FILE__, __LINE__};
 
   state() {
     const std::vector<cuda_device> devices = cuda_devices();
@@ -74,27 +73,31 @@ struct queue::state : std::enable_shared_from_this<queue::state> {
   /// Sends what is kept.
   void send() noexcept {
     if (list.size() == 0) return;
-    if (failed.code == cudaSuccess) try {
-        remember(may_use_graphs && list.size() >= shortest_graph ? send_as_graph() : send_singly());
-      } catch (const std::exception&) {
-        remember(no_host_memory);
-      }
+    if (failed.code == cudaSuccess)
+      try_to([&] { remember(may_use_graphs && list.size() >= shortest_graph ? send_as_graph() : send_singly()); });
     list.clear();
     ++sent;
   }
   /// Keeps a launch, and sends when there are many.
   void keep(const call& c) noexcept {
-    try {
+    try_to([&] {
       allow_shared(c.kernel, c.shared_bytes);
       list.add(c);
-    } catch (const std::exception&) {
-      remember(no_host_memory);
-    }
+    });
     ++launches;
     if (list.size() == longest_list) send();
   }
   void remember(const failure& f) noexcept {
     if (failed.code == cudaSuccess) failed = f;
+  }
+  /// Does what takes host memory, and remembers if there is none.
+  template <class Work>
+  void try_to(Work work) noexcept {
+    try {
+      work();
+    } catch (const std::exception&) {
+      remember({cudaErrorMemoryAllocation, "operator new", __FILE__, __LINE__});
+    }
   }
 
   /// Lets a kernel have more dynamic shared memory than 48 KiB. The limit belongs to the kernel, not to a queue, and is never lowered, so that
