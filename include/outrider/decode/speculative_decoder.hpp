@@ -89,7 +89,7 @@ concept rounds_there = !host_accessible<space_of<typename Target::backend_type>>
 };
 
 /// Such a round: rows, drafts and choices lie in memory that both sides reach, and the host waits once behind it, before that only for a drafter
-/// that does not draft there. What such a one drafts behind a token that ends the text was verified for nothing, and is not looked at.
+/// that does not draft there. What was drafted there behind a token that ends the text was verified for nothing, and is not looked at.
 template <class Target, class Drafter, class Sampler, class Emit>
 round_record round_there(Target& target, Drafter& drafter, Sampler& sampler, const draft_plan& plan, std::size_t wanted,
                          const text_in_progress<Emit>& text, round_buffers& b) {
@@ -101,17 +101,17 @@ round_record round_there(Target& target, Drafter& drafter, Sampler& sampler, con
   token_id* const ids = exchange.data();
   double begin = text.now();
   round_record record{.position = text.tokens().size()};
-  bool drafts_there_too = false;
+  bool drafted_there = false;
   if constexpr (drafts_there<Drafter, Target>) {
     // A plan that only wants to know how sure the drafter is does without: that would take the host between any two drafts.
     const draft_request request = request_for(text, plan, sampler);
-    drafts_there_too = wanted != 0 && std::as_const(drafter).may_draft_there(request);
-    if (drafts_there_too) {
+    drafted_there = wanted != 0 && std::as_const(drafter).may_draft_there(request);
+    if (drafted_there) {
       ids[0] = request.last();
       record.joint_drafts = drafter.propose_there(std::as_const(target), request, wanted, ids);
     }
   }
-  if (!drafts_there_too) {
+  if (!drafted_there) {
     record = draft_round(std::as_const(target), drafter, sampler, plan, wanted, text, b);
     std::copy_n(b.rows.begin(), record.drafted + 1, ids);
     begin = text.now();
